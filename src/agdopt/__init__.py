@@ -1,0 +1,30 @@
+"""AGD, the optimizer that switches each coordinate between adaptive steps and momentum SGD.
+
+Importing this package imports no framework: a name is looked up when it is first asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from agdopt.torch import AGD
+
+__all__ = ["AGD", "__version__"]
+
+# Held here and read by pyproject.toml, so that it is known without an installation too.
+__version__ = "0.1.0.dev0"
+
+
+def __getattr__(name: str) -> Any:
+    if name != "AGD":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from agdopt.torch import AGD
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ImportError('agdopt.AGD needs PyTorch: pip install "agdopt[torch]"', name="torch") from None
+    return AGD
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,155 @@
+"""Task: data, model, loss, metric, target. It knows no optimizer.
+
+A task of one's own is about twenty lines:
+
+    @dataclass
+    class Digits(Task):
+        metric: ClassVar[str] = "accuracy"
+        maximize: ClassVar[bool] = True
+
+        def load(self) -> dict[str, Batch]:
+            x, y = map(torch.as_tensor, load_digits(return_X_y=True))
+            x = x.float() / 16
+            rows = {"train": slice(1200), "valid": slice(1200, 1500), "test": slice(1500, None)}
+            return {split: (x[r], y[r]) for split, r in rows.items()}
+
+        def model(self) -> nn.Module:
+            return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+
+        def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+            x, y = batch
+            return F.cross_entropy(model(x), y)
+
+        def score(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            x, y = batch
+            return {"accuracy": (model(x).argmax(1) == y).float().mean()}
+"""
+
+import dataclasses
+import importlib
+import inspect
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from agdopt.race.checks import PlanError, need, unknown
+
+Batch = tuple[Tensor, ...]
+
+
+class MissingData(PlanError):
+    """A data set that is not there: says where to get it and where to put it."""
+
+
+class Step(NamedTuple):
+    """What one update is fed: tensors on the device (a CUDA graph per set of shapes), a factor on lr."""
+
+    inputs: Batch
+    lr_scale: float = 1.0
+
+
+@dataclass
+class Task:
+    device: torch.device
+    batch: int
+    data: Path | None = None  # the folder of --data or AGDOPT_DATA
+
+    metric: ClassVar[str] = "loss"
+    maximize: ClassVar[bool] = False
+    target: ClassVar[float | None] = None
+    eval_batch: ClassVar[int] = 2000
+
+    def __post_init__(self) -> None:
+        # The whole set lives on the device: a host copy per batch would cost more than small models do.
+        self.splits = {k: tuple(t.to(self.device) for t in v) for k, v in self.load().items()}
+
+    def load(self) -> Mapping[str, Batch]:
+        """The splits: `train`, and those to judge by. First dimension: examples."""
+        raise NotImplementedError
+
+    def model(self) -> nn.Module:
+        """A fresh model; the caller has seeded torch's generator and moves it to the device."""
+        raise NotImplementedError
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """What is minimised. Under CUDA graphs: no `.item()`, no Python branch on a tensor's value."""
+        raise NotImplementedError
+
+    def score(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Metrics as means over the batch."""
+        return {"loss": self.loss(model, batch)}
+
+    def batches(self, model: nn.Module, seed: int) -> Sequence[Step]:
+        """One epoch, decided by the seed alone: here each batch's rows. Any carried state starts anew."""
+        order = torch.randperm(len(self.splits["train"][0]), generator=torch.Generator().manual_seed(seed))
+        return [Step((rows,)) for rows in torch.split(order.to(self.device), self.batch)]
+
+    def fetch(self, inputs: Batch) -> Batch:
+        """From a step's inputs to what `loss` takes; part of the captured graph, so augment here."""
+        (rows,) = inputs
+        return tuple(t.index_select(0, rows) for t in self.splits["train"])
+
+    def watch(self) -> Sequence[str]:
+        """The splits judged after every epoch, for the curves."""
+        return [s for s in self.splits if s != "train"]
+
+    def final(self) -> Sequence[str]:
+        """The splits judged once, after the last epoch."""
+        return self.watch()
+
+    def evaluate(self, model: nn.Module, split: str) -> Mapping[str, Tensor]:
+        """Metrics of a whole split, left on the device: reading them would make other runs wait."""
+        tensors, totals = self.splits[split], dict[str, Tensor]()
+        for batch in zip(*(torch.split(t, self.eval_batch) for t in tensors), strict=True):
+            for key, value in self.score(model, batch).items():
+                totals[key] = totals.get(key, torch.zeros_like(value)) + value * len(batch[0])
+        return {key: value / len(tensors[0]) for key, value in totals.items()}
+
+
+def find_data(root: Path | None, paths: Sequence[str], what: str, where_from: str) -> Path:
+    """The first of `paths` below --data (or AGDOPT_DATA)."""
+    folder = root or Path(os.environ.get("AGDOPT_DATA", "data"))
+    for path in paths:
+        if (folder / path).exists():
+            return folder / path
+    raise MissingData(
+        f"{what} is not there: get it from {where_from} and put it at {folder / paths[0]}"
+        " (another folder: --data DIR or AGDOPT_DATA)"
+    )
+
+
+def make_task(table: Mapping[str, Any], batch: int, device: torch.device, data: Path | None = None) -> Task:
+    """The task a plan names: one of agdopt.race.tasks, or `module:attribute` (a Task class or factory)."""
+    name, options = table["name"], {k: v for k, v in table.items() if k != "name"}
+    module, _, attribute = name.partition(":")
+    try:
+        found = importlib.import_module(module if attribute else f"agdopt.race.tasks.{name}")
+    except ModuleNotFoundError as e:
+        own = sorted(p.stem for p in Path(__file__).with_name("tasks").glob("[!_]*.py"))
+        raise (PlanError(f"task {name!r}: {e}") if attribute else unknown("task", name, own)) from e
+    factory: Callable[..., Task] | None = getattr(found, attribute or "TASK", None)
+    if factory is None:
+        raise PlanError(f"task {name!r}: {found.__name__} has no {attribute or 'TASK'}")
+    given = ("device", "batch", "data")
+    if isinstance(factory, type) and dataclasses.is_dataclass(factory):
+        known = {f.name for f in dataclasses.fields(factory)} - set(given)
+    else:
+        known = set(inspect.signature(factory).parameters) - set(given)
+    for key in options:
+        if key not in known:
+            raise unknown("key in [task]", key, known)
+    try:
+        task = factory(device=device, batch=batch, data=data, **options)
+    except PlanError:
+        raise
+    except Exception as e:
+        raise PlanError(f"task {name!r} cannot be made: {type(e).__name__}: {e}") from e
+    need(
+        isinstance(task, Task), f"task {name!r} must make an agdopt.race.task.Task, got {type(task).__name__}"
+    )
+    return task

@@ -1,0 +1,5 @@
+"""AGD for PyTorch."""
+
+from agdopt.torch.optimizer import AGD
+
+__all__ = ["AGD"]

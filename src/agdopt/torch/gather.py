@@ -1,0 +1,107 @@
+"""From a parameter group to buckets; and, at the next step, whether they still hold.
+
+Looking at every tensor takes longer than stepping a small model, so buckets are kept and only checked, in a
+few C calls a parameter: by identity for what the optimizer owns, by address for what may be moved under it
+(`p.data = ...`). Nothing here keeps a gradient or an average alive between steps: others may want to free them.
+"""
+
+import weakref
+from collections.abc import Sequence
+from operator import attrgetter, is_, itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from agdopt.torch import executor
+from agdopt.torch.bucket import Bucket
+from agdopt.torch.rounding import salt
+
+_address = torch.Tensor.data_ptr
+_grad = attrgetter("grad")
+_AVERAGES = tuple(map(itemgetter, ("exp_avg", "exp_avg_sq", "step")))
+_flags = itemgetter("foreach", "fused", "differentiable", "capturable", "state_dtype", "seed")
+
+
+def real(x: Tensor) -> Tensor:
+    """The local, real tensor behind x (x itself where it is one)."""
+    if isinstance(x, DTensor):
+        x = x.to_local()
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def sort(group: dict[str, Any], first: int, lists: Sequence[list[Tensor]]) -> tuple[list[Bucket], list[list[int]]]:
+    """Buckets of one body, device and dtype, and which of the lists' entries each holds."""
+    salts = [salt(group["seed"], first + i) for i, p in enumerate(group["params"]) if p.grad is not None]
+    reals = [[real(x) for x in column] for column in lists]
+    members: dict[Any, list[int]] = {}
+    for i, (p, m) in enumerate(zip(reals[0], reals[2], strict=True)):
+        members.setdefault((executor.choose(p, group).name, p.device, p.dtype, m.dtype), []).append(i)
+    buckets = [
+        Bucket(executor.body(key[0]), *([column[i] for i in index] for column in (*reals, salts)))
+        for key, index in members.items()
+    ]
+    return buckets, list(members.values())
+
+
+class Gathered:
+    """One parameter group as buckets."""
+
+    def __init__(self, group: dict[str, Any], first: int, lists: Sequence[list[Tensor]], states: list[dict[str, Any]]):
+        """`lists`: params, grads, exp_avgs, exp_avg_sqs, steps; `first`: the index of the group's first parameter."""
+        self.all_params = list(group["params"])
+        self.flags = _flags(group)
+        self.absent = [p.grad is None for p in self.all_params]
+        self.buckets, self.members = sort(group, first, lists)
+        self.params, self.states = lists[0], states
+        self.plain = all(real(p) is p for p in self.params)
+        # An id tells a tensor for as long as it lives, so any death makes all this stale.
+        self.alive = True
+        self.ids = [list(map(id, map(key, states))) for key in _AVERAGES]
+        self.refs = [weakref.ref(key(state), self._died) for state in states for key in _AVERAGES]
+        self.first_averages = list(map(_address, map(_AVERAGES[0], states)))
+        for bucket in self.buckets:
+            bucket.addresses = list(map(_address, bucket.params))
+            bucket.grad_addresses = list(map(_address, bucket.grads))
+
+    def _died(self, _: object) -> None:
+        self.alive = False
+
+    def still(self, group: dict[str, Any]) -> bool:
+        """Take this step's tensors; False where anything but the gradients has changed."""
+        params = group["params"]
+        if len(params) != len(self.all_params) or not all(map(is_, params, self.all_params)) or _flags(group) != self.flags:
+            return False
+        grads = list(map(_grad, params))
+        if len(self.params) != len(params):
+            if [g is None for g in grads] != self.absent:
+                return False
+            grads = [g for g in grads if g is not None]
+        if not self.alive or [list(map(id, map(key, self.states))) for key in _AVERAGES] != self.ids:
+            return False
+        try:
+            # Whoever moves averages by `.data = ...` moves all of them.
+            if list(map(_address, map(_AVERAGES[0], self.states))) != self.first_averages:
+                return False
+            for bucket, index in zip(self.buckets, self.members, strict=True):
+                whole = len(index) == len(grads)
+                bucket.grads = self._real(grads if whole else [grads[i] for i in index])
+                bucket.grad_addresses = list(map(_address, bucket.grads))
+                bucket.params = self._real(self.params if whole else [self.params[i] for i in index])
+                if list(map(_address, bucket.params)) != bucket.addresses:
+                    return False
+                if not bucket.memo:  # a body with a memo knows the averages by address
+                    bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps = (
+                        self._real([key(self.states[i]) for i in index]) for key in _AVERAGES
+                    )
+        except (RuntimeError, TypeError):  # a gradient without an address: sparse, or none. Gathering anew sees to it.
+            return False
+        return True
+
+    def _real(self, xs: list[Tensor]) -> list[Tensor]:
+        return xs if self.plain else list(map(real, xs))
+
+    def release(self) -> None:
+        for bucket in self.buckets:
+            bucket.grads, bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps = [], [], [], []
