@@ -124,13 +124,17 @@ def replayed(monkeypatch):
     monkeypatch.setattr(Stepper, "_capture", capture)
 
 
-@pytest.mark.parametrize("name", ["sgd", "flat", "adabelief", "adahessian"])
-def test_steps_under_graphs_are_the_plain_ones(monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "many"),
+    [("sgd", False), ("sgd", True), ("flat", False), ("adabelief", True), ("adahessian", True)],
+)
+def test_steps_under_graphs_are_the_plain_ones(monkeypatch, name, many):
     if ENTRIES[name]["cls"].startswith("pytorch_optimizer"):
         pytest.importorskip("pytorch_optimizer")
     plan, task = make(entry_text(**ENTRIES[name]))
     plain = outcome(train(plan, task, "one"))
     replayed(monkeypatch)
+    monkeypatch.setattr("agdopt.race.stepper.MANY", 0 if many else 3)
     training = Training(task, plan, plan.optimizers["one"], 1)
     entry = plan.optimizers["one"]
     if name == "flat":  # on the CPU torch refuses capturable: the graph holds all but its step
@@ -141,6 +145,7 @@ def test_steps_under_graphs_are_the_plain_ones(monkeypatch, name):
         pass
     captured = training.stepper.graphs
     assert {k[0][0] for k in captured} == {32, 6}
+    assert (training.stepper.built.grads is None) == (name == "sgd" and not many)
     assert all(isinstance(c, Captured) and c.graph for c in captured.values())
     curves, metrics, weights = outcome(training)
     assert metrics == pytest.approx(plain[1], rel=1e-5)

@@ -58,6 +58,11 @@ class Built:
     grads: list[Tensor] | None  # gradients that stay where they are, zeroed instead of freed
     second_order: bool
 
+    def keep_grads(self, params: list[nn.Parameter]) -> None:
+        self.grads = [torch.zeros_like(p) for p in params]
+        for p, g in zip(params, self.grads, strict=True):
+            p.grad = g
+
     def set_lr(self, lr: float) -> None:
         if self.lr is not None:
             self.lr.fill_(lr)
@@ -102,15 +107,14 @@ def build(entry: Entry, cls: type[Optimizer], model: nn.Module, graph: bool) -> 
     grads: list[Tensor] | None = None
     if flat is not None and flat.grad is not None:
         grads = [flat.grad]
-    elif mode == "backward":
-        grads = [torch.zeros_like(p) for p in params]
-        for p, g in zip(params, grads, strict=True):
-            p.grad = g
     try:
         optimizer = cls([flat] if flat is not None else params, **arguments)
     except (TypeError, ValueError) as e:
         raise PlanError(f"optimizers.{entry.name}: {entry.cls} refuses its arguments: {e}") from e
-    return Built(optimizer, mode, lr, grads, second)
+    built = Built(optimizer, mode, lr, grads, second)
+    if mode == "backward" and grads is None:
+        built.keep_grads(params)
+    return built
 
 
 def flatten(params: list[nn.Parameter]) -> nn.Parameter:

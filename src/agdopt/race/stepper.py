@@ -12,6 +12,10 @@ from torch import Tensor, nn
 from agdopt.race.optimizers import Built
 from agdopt.race.task import Batch, Step, Task
 
+# With more graphs than this, gradients stay at one place for all of them. Fewer may each have their own: it
+# saves adding every gradient to a zero, which tells in a small model.
+MANY = 3
+
 
 class Place:
     """A run's device, stream, random numbers and precision; runs beside it keep theirs."""
@@ -24,8 +28,6 @@ class Place:
         if self.cuda:
             self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
             self.generator = torch.Generator(device)
-            # One pool for all of a run's graphs: they never run at once, and nothing in it outlives a replay.
-            self.pool = torch.cuda.graph_pool_handle()
             torch.cuda.synchronize(device)  # the task's tensors come from another stream
 
     @contextlib.contextmanager
@@ -88,6 +90,10 @@ class Stepper:
         """From here on with this optimizer; graphs hold the old one's step, so they go."""
         self.built = built
         self.graphs: dict[tuple[torch.Size, ...], Captured] = {}
+        # One pool for all these graphs: they never run at once, and nothing in it outlives a replay. A new
+        # one each time, for a pool dies with the last of its graphs.
+        self.pool = torch.cuda.graph_pool_handle() if self.place.cuda else None
+        self.plain_before = False
         self.lr: float | None = None
 
     def step(self, step: Step, lr: float) -> None:
@@ -107,20 +113,27 @@ class Stepper:
             # The first step of its shapes runs as it is: it warms libraries up and creates states, and shapes
             # that never come again are not worth a graph.
             known = self.graphs[shapes] = Captured(tuple(t.clone() for t in step.inputs))
-            self._captured_part(known.inputs)
+            if len(self.graphs) > MANY and self.built.grads is None:
+                self.built.keep_grads(self.params)
         else:
             for static, given in zip(known.inputs, step.inputs, strict=True):
                 static.copy_(given)
-            if known.graph is None:
+            # Never twice without a plain step between: only there can an optimizer make room for its tables.
+            if known.graph is None and self.plain_before:
                 known.graph = self._capture(known.inputs)
+                self.plain_before = False
+        if known.graph is not None:
             known.graph.replay()
+        else:
+            self._captured_part(known.inputs)
+            self.plain_before = True
         if self.built.graph == "backward":
             self._optimize()
 
     def _capture(self, inputs: Batch) -> torch.cuda.CUDAGraph:
         # torch.cuda.graph() would also synchronise and empty the cache: too dear for one graph per length.
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=self.place.pool, capture_error_mode="thread_local")
+        graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
         try:
             self._captured_part(inputs)
         finally:

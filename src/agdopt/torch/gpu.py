@@ -60,7 +60,7 @@ def _prepare(
     tl.store(row + 2, (zero + (1.0 - beta1)).to(tl.float32), mask=there)
     tl.store(row + 3, (zero + (1.0 - beta2)).to(tl.float32), mask=there)
     tl.store(row + 4, (zero + keep).to(tl.float32), mask=there)
-    tl.store(row + 5, (delta * tl.sqrt(c2)).to(tl.float32), mask=there)
+    tl.store(row + 5, (1.0 / (delta * tl.sqrt(c2))).to(tl.float32), mask=there)
     tl.store(row + 6, (tl.sqrt(c2) / c1).to(tl.float32), mask=there)
     tl.store(row + 7, (zero + clip).to(tl.float32), mask=there)
     tl.store(row + 8, (zero + sign).to(tl.float32), mask=there)
@@ -121,9 +121,9 @@ def _chunk(p_at, g_at, m_at, b_at, start, size, row, key, FULL: tl.constexpr, RO
     kept = tl.load(row + 4) * b
     b = b + tl.load(row + 3) * (tl.where(s2 < kept, kept, s2) - b)
     # d = scale m / max(sqrt(b), floor), within the clip; comparisons are written so that NaN stays NaN
-    floor, clip = tl.load(row + 5), tl.load(row + 7)
-    root = tl.sqrt(b)
-    d = tl.load(row + 6) * m / tl.where(root < floor, floor, root)
+    inverse_floor, clip = tl.load(row + 5), tl.load(row + 7)
+    inverse = tl.rsqrt(b)
+    d = tl.load(row + 6) * m * tl.where(inverse > inverse_floor, inverse_floor, inverse)
     d = tl.where(d < -clip, -clip, d)
     d = tl.where(d > clip, clip, d)
     p = p * tl.load(row + 11) - tl.load(row + 10) * d
