@@ -18,7 +18,7 @@ from agdopt.race.driver import Driver, Options, Run
 from agdopt.race.optimizers import build, flatten
 from agdopt.race.plan import from_table
 from agdopt.race.record import read
-from agdopt.race.run import main
+from agdopt.race.run import Recorder, main
 from agdopt.race.stepper import Captured, Stepper
 from agdopt.race.task import make_task
 from agdopt.race.train import EPOCH, Training
@@ -320,6 +320,29 @@ def test_a_run_begins_only_if_it_can_finish_or_be_saved(tmp_path, monkeypatch):
     assert driver(limit=None)._fits([half, fresh], 1.0)
     d.parked.append(half)
     assert not d._fits([fresh], 1.05)  # what waits to be saved takes the room
+
+
+def test_of_runs_that_cannot_all_finish_the_last_is_given_up(tmp_path, monkeypatch, capsys):
+    plan, task = make(epochs=100)
+    clock = [1000.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    turn = Driver._turn
+
+    def slow(driver, run):
+        clock[0] += 0.07  # three steps and one judgement an epoch
+        return turn(driver, run)
+
+    monkeypatch.setattr(Driver, "_turn", slow)
+    runs = plan.runs(["adamw"], [1, 2, 3, 4])
+    # 112 s for four of them, 84 for three.
+    options = Options(tmp_path, jobs=4, deadline=1100.0, limit=100_000)
+    driver = Driver(task, plan, runs, options, Recorder(plan, CPU), print)
+    driver.size = {"adamw": 60_000}
+    driver.run()
+    said = capsys.readouterr().out
+    assert said.count("cannot finish in time beside the others") == 1
+    assert len(read(tmp_path)) == 3
+    assert [r.seed for r in driver.left] == [1]
 
 
 def test_what_cannot_be_saved_is_left_out_and_said(tmp_path, capsys):

@@ -29,7 +29,7 @@ class Options:
     say_every: float = 15.0
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """One (entry, seed) of the plan; `training` while it is in flight."""
 
@@ -40,7 +40,7 @@ class Run:
     training: Training | None = None
     events: Iterator[str] = field(default_factory=lambda: iter(()))
     marked: float = 0.0
-    costs: list[float] = field(default_factory=list)  # device seconds of its latest epochs
+    costs: list[float] = field(default_factory=list)  # device seconds of its epochs in this process
     saved: float = 0.0
     said: float = 0.0
 
@@ -113,7 +113,8 @@ class Driver:
                 break
             busy = False
             for run in list(self.active):
-                busy |= self._turn(run)
+                if run in self.active:  # another's turn may have ended it
+                    busy |= self._turn(run)
             if not busy:
                 time.sleep(1e-4)
         self._leave()
@@ -158,8 +159,8 @@ class Driver:
         assert run.training is not None
         state, now = run.training.state, time.monotonic()
         took, run.marked = now - run.marked, now
-        run.costs = [*run.costs[-2:], took / len(self.active)]
-        self.cost[run.entry.name] = min(run.costs)
+        run.costs.append(took / len(self.active))
+        self.cost[run.entry.name] = min(run.costs[-3:])
         if run.entry.name not in self.size:
             self.size[run.entry.name] = state_bytes(run.training.checkpoint()) + (64 << 10)
         if now - run.said >= self.options.say_every:
@@ -172,11 +173,15 @@ class Driver:
             self.active.remove(run)
             self.parked.append(run)
             return
-        if now - run.saved >= self.options.save_every:
+        limit, size = self.options.limit, self.size[run.entry.name] * len(self.active)
+        if now - run.saved >= self.options.save_every and (limit is None or size <= limit):
             self._save(run)
             run.saved = now
-        # The first epochs compile and capture: no measure of those to come.
-        if all(len(r.costs) >= 3 for r in self.active) and not self._fits(self.active, margin=0.9):
+        # The first epochs compile and capture: no measure of those to come. After them, one run given up in
+        # time is better than all of them at 98 per cent when the deadline comes.
+        if all(len(r.costs) >= 6 for r in self.active) and not self._fits(self.active, margin=1.02):
+            for other in self.active:
+                other.costs.clear()  # they were beside one more
             worst = min(self.active, key=lambda r: r.training.state.epoch if r.training else 0)
             self.active.remove(worst)
             self._drop(worst, "cannot finish in time beside the others, and is too large to save")
