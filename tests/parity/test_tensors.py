@@ -63,15 +63,20 @@ def test_layout_of_the_gradient(body, gradient):
 
 
 def test_gradient_in_another_dtype(body):
-    """`grad_dtype` lets a bfloat16 parameter have a float32 gradient."""
+    """`grad_dtype` lets a bfloat16 parameter have a float32 gradient: taken as it is, or refused in words."""
     p = Parameter(torch.randn(7).bfloat16())
     if not hasattr(p, "grad_dtype"):
         pytest.skip("this PyTorch ties a gradient's dtype to its parameter's")
     p.grad_dtype = torch.float32
-    optimizer = agd([p], body, lr=0.05)
+    before, optimizer = p.detach().clone(), agd([p], body, lr=0.05)
     for _ in range(3):
         p.grad = torch.randn(7)
-        step_beside_reference(optimizer, truncates=body == "gpu")
+        try:
+            step_beside_reference(optimizer, truncates=body == "gpu")
+        except RuntimeError as error:
+            assert "torch.bfloat16 (7,)" in str(error)  # noqa: PT017
+            assert "torch.float32 (7,)" in str(error)  # noqa: PT017
+            assert torch.equal(p, before)
 
 
 def test_mixed_device_dtype(body):

@@ -32,10 +32,10 @@ def scalars(t: Any, hyper: Hyper, xp: Any = math) -> Scalars:
     """Every bias correction lives here. t counts from 1; xp holds expm1 and sqrt for t's type."""
     c1 = -xp.expm1(t * hyper.log_beta1)  # 1 - beta1^t, exact in float32 too
     c2 = -xp.expm1(t * hyper.log_beta2)
-    # 1 - beta1^(t-1). At t = 1 m is 0 and any finite k_m is right; 2 makes the variance below 0 there as well.
+    # 1 - beta1^(t-1). At t = 1, where m is 0, any finite k_m is right; 2 makes the variance below 0.
     c1_prev = -xp.expm1((t - 1) * hyper.log_beta1) + 2 * (t == 1)
     if hyper.standardize:
-        # Var(g_t - mhat_{t-1}) / Var(g) under white noise is 1 + Var(mhat_{t-1}) / Var(g); s_1 = g_1 as it is.
+        # Under white noise Var(g_t - mhat_{t-1}) / Var(g) is 1 + Var(mhat_{t-1}) / Var(g); s_1 = g_1 as it is.
         g = 1 / xp.sqrt(1 + (2 - c1_prev) * (1 - hyper.beta1) / (c1_prev * (1 + hyper.beta1)))
     else:
         g = (1 - hyper.beta1) / c1
@@ -52,7 +52,13 @@ def scalars(t: Any, hyper: Hyper, xp: Any = math) -> Scalars:
 
 
 def direction(
-    g: Any, m: Any, b: Any, k: Scalars, sqrt: Callable[..., Any], at_least: Callable[..., Any], at_most: Callable[..., Any]
+    g: Any,
+    m: Any,
+    b: Any,
+    k: Scalars,
+    sqrt: Callable[..., Any],
+    at_least: Callable[..., Any],
+    at_most: Callable[..., Any],
 ) -> tuple[Any, Any, Any]:
     """mhat / max(bhat, delta), and the new m and b. The learning rate and the decay belong to the caller."""
     s = k.g * g + k.m * m  # mhat_t - mhat_{t-1}

@@ -48,7 +48,9 @@ class Bucket:
     salts: list[int]  # for stochastic rounding
     addresses: list[int] = field(default_factory=list)  # of params
     grad_addresses: list[int] = field(default_factory=list)
-    memo: dict[str, Any] = field(default_factory=dict)  # an executor's own, kept while params and averages stay put
+    memo: dict[str, Any] = field(
+        default_factory=dict
+    )  # an executor's own, kept while params and averages stay put
 
     @property
     def wide(self) -> torch.dtype:

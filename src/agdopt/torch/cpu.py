@@ -1,189 +1,254 @@
-"""All tensors of a bucket in one pass over memory: core/rule.py compiled by Numba, run by threads of our own."""
+"""All tensors of a bucket in one pass over memory: core/rule.py compiled by Numba.
 
+The work is one flat range of elements, cut into units of 16,384. It runs on the OpenMP threads that PyTorch
+itself computes with (they are awake when a backward pass has just ended, and no second set of threads competes
+with them for the cores), as many as torch.get_num_threads() says; each takes units from its own share, then from
+the others'. Numba only compiles: its threading layers, which abort when two threads or a forked child use them,
+never start. A forked child, which OpenMP's threads do not follow, computes on the calling thread; so does
+everybody where PyTorch has no OpenMP with this entry (Windows).
+
+Everything that changes happens inside one call that Python cannot interrupt: a step is taken or it is not.
+Parameters that share memory are stepped one after the other, on one thread, as the loop does.
+"""
+
+import ctypes
 import hashlib
 import os
-import threading
 from collections.abc import Callable
+from functools import cache
+from operator import attrgetter
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
-import numba
 import numpy as np
 import torch
-from llvmlite import ir
-from numba import carray, types
-from numba.extending import intrinsic, overload
 from torch import Tensor
 
 from agdopt.core import Scalars, rule, scalars
 from agdopt.torch import rounding
 from agdopt.torch.bucket import Bucket, Options
 
-UNIT = 16384
-SMALL = 65536
+try:
+    import numba
+    from llvmlite import ir
+    from numba import types
+    from numba.extending import intrinsic, overload
+
+    _why_not = "" if numba.version_info >= (0, 60) else f"numba {numba.__version__} is older than 0.60"
+    if numba.config.DISABLE_JIT:
+        _why_not = "NUMBA_DISABLE_JIT is set"
+except Exception as error:  # what a damaged installation raises can be anything
+    _why_not = f"numba cannot be imported: {error}"
+
+UNIT = 16384  # elements
+PADDING = 64  # elements: a tensor begins at a multiple, so that no cache line belongs to two units
+# The job, 64-bit words. The counters are what threads write to: each has a cache line of its own.
+TENSORS, TABLE, STEPS, ROW_OF, ROWS, WEIGHTS, SHARES, RUN, TICKET, COUNTERS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 16
+# The rows of the table, a column a tensor
+P, G, M, B, STEP, FIRST, SIZE, SALT = range(8)
 
 
-def _njit(f):
-    return numba.njit(nogil=True, error_model="numpy")(f)
+def unusable() -> str:
+    """Why this body cannot run; empty if it can."""
+    return _why_not
 
-_direction = _njit(rule.direction)
 
-@intrinsic
-def _pointer(context, address):
-    return types.voidptr(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], ir.IntType(8).as_pointer())
+def _njit(f: Callable[..., Any]) -> Any:
+    return f if _why_not else numba.njit(error_model="numpy")(f)
 
-@intrinsic
-def _fetch_add(context, address, value):
-    def code(c, builder, s, args):
-        return builder.atomic_rmw("add", builder.inttoptr(args[0], ir.IntType(64).as_pointer()), args[1], "seq_cst")
-    return types.int64(types.int64, types.int64), code
 
-@intrinsic
-def _as_float(context, x):
+def _instruction(f: Callable[..., Any]) -> Any:
+    return f if _why_not else intrinsic(f)
+
+
+@_instruction
+def _pointer(_: Any, address: Any) -> Any:
+    byte = ir.IntType(8).as_pointer()
+    return types.voidptr(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], byte)
+
+
+@_instruction
+def _next(_: Any, address: Any) -> Any:
+    """Count up the word at an address; the old count."""
+
+    def code(c: Any, builder: Any, s: Any, args: Any) -> Any:
+        word = ir.IntType(64)
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], word.as_pointer()), word(1), "monotonic")
+
+    return types.int64(types.int64), code
+
+
+@_instruction
+def _float(_: Any, bits: Any) -> Any:
     return types.float32(types.uint32), lambda c, builder, s, args: builder.bitcast(args[0], ir.FloatType())
 
-@intrinsic
-def _as_bits(context, x):
+
+@_instruction
+def _bits(_: Any, x: Any) -> Any:
     return types.uint32(types.float32), lambda c, builder, s, args: builder.bitcast(args[0], ir.IntType(32))
 
-@_njit
-def _sqrt(x): return np.sqrt(x)
-@_njit
-def _at_least(x, low): return low if x < low else x
-@_njit
-def _at_most(x, high): return high if x > high else x
 
-def _widen(x): ...
-def _narrow(x, like, bits, stochastic): ...
-@overload(_widen)
-def _(x):
-    if x == types.uint16:
-        return lambda x: _as_float(np.uint32(np.uint32(x) << np.uint32(16)))
-    return lambda x: x
+def _wide(x: Any) -> Any: ...
+def _narrow(x: Any, kind: Any, random: Any, stochastic: Any) -> Any: ...
 
-@overload(_narrow)
-def _(x, like, bits, stochastic):
-    if like.dtype != types.uint16:
-        return lambda x, like, bits, stochastic: x
-    def narrow(x, like, bits, stochastic):
-        now = _as_bits(x)
-        up = np.uint32(bits & 0xFFFF) if stochastic else np.uint32(0x7FFF + ((now >> 16) & 1))
-        up = up if abs(x) < np.float32(np.inf) else np.uint32(0)
-        return np.uint16(np.uint32(now + up) >> 16)
-    return narrow
+
+if not _why_not:
+
+    @overload(_wide)
+    def _(x):
+        if x == types.uint16:
+            return lambda x: _float(np.uint32(np.uint32(x) << np.uint32(16)))
+        return lambda x: x
+
+    @overload(_narrow)
+    def _(x, kind, random, stochastic):
+        if kind.dtype != types.uint16:
+            return lambda x, kind, random, stochastic: x
+
+        def narrow(x, kind, random, stochastic):
+            now = _bits(x)
+            up = np.uint32(random & 0xFFFF) if stochastic else np.uint32(0x7FFF + ((now >> 16) & 1))
+            up = up if x == x else np.uint32(0)
+            return np.uint16(np.uint32(now + up) >> 16)
+
+        return narrow
+
 
 @_njit
 def _mix(x):
+    """rounding.mix in 32 bits."""
     x = np.uint32(np.uint32(x ^ (x >> 16)) * 0x7FEB352D)
     x = np.uint32(np.uint32(x ^ (x >> 15)) * 0x846CA68B)
     return np.uint32(x ^ (x >> 16))
 
-def factory(source: str):
-    def kernel(work, lead, table, ts, row_of, rows, weights, p_like, s_like):
+_direction = _njit(rule.direction)
+_sqrt = _njit(lambda x: np.sqrt(x))
+_at_least = _njit(lambda x, low: low if x < low else x)
+_at_most = _njit(lambda x, high: high if x > high else x)
+
+def _kernel(source: str, p_kind: Any, s_kind: Any, k_kind) -> Any:
+    p_bytes, s_bytes = np.dtype(p_kind).itemsize, np.dtype(s_kind).itemsize
+    def run(address: int) -> None:
         source
-        n = table.shape[1]
-        if lead:
+        job = numba.carray(_pointer(address), 16, np.int64)
+        n = job[TENSORS]
+        table = numba.carray(_pointer(job[TABLE]), (8, n), np.int64)
+        ts = numba.carray(_pointer(job[STEPS]), n, np.float32)
+        if job[RUN] == 0:
             for i in range(n):
-                carray(_pointer(table[4, i]), 1, np.float32)[0] = ts[i]
-        offsets, sizes = table[5], table[6]
-        w = work.ctypes.data
-        n_units = (offsets[n - 1] + sizes[n - 1] + UNIT - 1) // UNIT
-        unit = _fetch_add(w, 1)
-        while unit < n_units:
-            low = unit * UNIT
-            i = np.searchsorted(offsets, low, "right") - 1
-            while i < n and offsets[i] < low + UNIT:
-                start = max(low - offsets[i], 0)
-                count = min(low + UNIT - offsets[i], sizes[i]) - start
-                if count > 0:
-                    r = rows[row_of[i]]
-                    k = Scalars(r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7])
-                    gain, l2, shrink, lr = r[8], r[9], r[10], r[11]
-                    p = carray(_pointer(table[0, i] + start * p_like.itemsize), count, p_like.dtype)
-                    g = carray(_pointer(table[1, i] + start * p_like.itemsize), count, p_like.dtype)
-                    m = carray(_pointer(table[2, i] + start * s_like.itemsize), count, s_like.dtype)
-                    b = carray(_pointer(table[3, i] + start * s_like.itemsize), count, s_like.dtype)
-                    key = _mix(np.uint32(table[7, i] ^ np.int64(ts[i])))
-                    key_p = _mix(np.uint32(~(table[7, i] ^ np.int64(ts[i]))))
-                    for j in range(count):
-                        w_old = _widen(p[j])
-                        d, m_new, b_new = _direction(gain * _widen(g[j]) + l2 * w_old, _widen(m[j]), _widen(b[j]), k, _sqrt, _at_least, _at_most)
-                        w_new = w_old * shrink - lr * d
-                        bits = _mix(np.uint32(np.uint32(start + j) ^ key))
-                        m[j] = _narrow(m_new, s_like, bits, True)
-                        b[j] = _narrow(b_new, s_like, bits >> 16, True)
-                        bits = _mix(np.uint32(np.uint32(start + j) ^ key_p))
-                        p[j] = _narrow(w_new, p_like, bits, weights)
-                i += 1
-            _fetch_add(w + 64, 1)
-            unit = _fetch_add(w, 1)
-        if lead:
-            while _fetch_add(w + 64, 0) < n_units:
-                pass
-    return kernel
+                ts[i] = numba.carray(_pointer(table[STEP, i]), 1, np.float32)[0] + np.float32(1)
+            return
+        ticket = _next(address + 8 * TICKET)
+        if ticket == 0:
+            for i in range(n):
+                numba.carray(_pointer(table[STEP, i]), 1, np.float32)[0] = ts[i]
+        row_of = numba.carray(_pointer(job[ROW_OF]), n, np.int64)
+        rows = numba.carray(_pointer(job[ROWS]), (n, 12), k_kind)
+        units = (table[FIRST, n - 1] + table[SIZE, n - 1] + UNIT - 1) // UNIT
+        shares = job[SHARES]
+        for turn in range(shares):
+            share = (ticket + turn) % shares
+            counter = address + 8 * (COUNTERS + 8 * share)
+            first, last = share * units // shares, (share + 1) * units // shares
+            unit = first + _next(counter)
+            while unit < last:
+                low = unit * UNIT
+                i = np.searchsorted(table[FIRST], low, "right") - 1
+                while i < n and table[FIRST, i] < low + UNIT:
+                    start = max(low - table[FIRST, i], 0)
+                    count = min(low + UNIT - table[FIRST, i], table[SIZE, i]) - start
+                    if count > 0:
+                        r = rows[row_of[i]]
+                        k = Scalars(r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7])
+                        gain, l2, shrink, lr = r[8], r[9], r[10], r[11]
+                        p = numba.carray(_pointer(table[P, i] + start * p_bytes), count, p_kind)
+                        g = numba.carray(_pointer(table[G, i] + start * p_bytes), count, p_kind)
+                        m = numba.carray(_pointer(table[M, i] + start * s_bytes), count, s_kind)
+                        b = numba.carray(_pointer(table[B, i] + start * s_bytes), count, s_kind)
+                        salt = table[SALT, i] ^ np.int64(ts[i])
+                        key, p_key, from_ = _mix(np.uint32(salt)), _mix(np.uint32(~salt)), np.uint32(start)
+                        weights = job[WEIGHTS] != 0
+                        for j in range(count):
+                            old = _wide(p[j])
+                            d, m_new, b_new = _direction(gain * _wide(g[j]) + l2 * old, _wide(m[j]), _wide(b[j]), k, _sqrt, _at_least, _at_most)
+                            index = np.uint32(np.uint32(j) + from_)
+                            random = _mix(np.uint32(index ^ key))
+                            m[j] = _narrow(m_new, s_kind, random, True)
+                            b[j] = _narrow(b_new, s_kind, random >> 16, True)
+                            p[j] = _narrow(old * shrink - lr * d, p_kind, _mix(np.uint32(index ^ p_key)), weights)
+                    i += 1
+                unit = first + _next(counter)
+    return run
 
-_kernel = numba.njit(nogil=True, error_model="numpy", cache=True)(factory("x"))
-@numba.njit(nogil=True, cache=True)
-def _peek(table, ts):
-    same = True
-    for i in range(len(ts)):
-        ts[i] = carray(_pointer(table[4, i]), 1, np.float32)[0] + np.float32(1)
-        same = same and ts[i] == ts[0]
-    return same
+_KINDS = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16}
 
-_queue = SimpleQueue()
-_threads = 0
+@cache
+def _compiled(p_dtype: torch.dtype, s_dtype: torch.dtype) -> Any:
+    source = hashlib.sha256(Path(rule.__file__).read_bytes()).hexdigest()
+    f = _kernel(source, _KINDS[p_dtype], _KINDS[s_dtype], np.float64 if p_dtype == torch.float64 else np.float32)
+    try:
+        return numba.cfunc("void(int64)", cache=True, error_model="numpy")(f)
+    except RuntimeError:
+        return numba.cfunc("void(int64)", error_model="numpy")(f)
 
-def worker(queue):
-    while True:
-        _kernel(*queue.get())
+_fork = None
 
-LIKE = {torch.float32: np.empty(0, np.float32), torch.float64: np.empty(0, np.float64), torch.bfloat16: np.empty(0, np.uint16)}
+def _threads():
+    lib = ctypes.CDLL(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
+    f = lib.GOMP_parallel
+    f.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    f.restype = None
+    return f
+_fork = _threads()
+_nbytes = attrgetter("nbytes")
 
-def unusable() -> str:
-    return ""
+class _Tables:
+    def __init__(self, bucket):
+        n = len(bucket.params)
+        table = self.table = np.empty((8, n), np.int64)
+        for row, xs in zip((P, M, B, STEP), (bucket.params, bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps)):
+            table[row] = [x.data_ptr() for x in xs]
+        self.nbytes = [p.nbytes for p in bucket.params]
+        table[SIZE] = [p.numel() for p in bucket.params]
+        padded = (table[SIZE] + PADDING - 1)//PADDING*PADDING
+        table[FIRST] = np.cumsum(padded) - padded
+        table[SALT] = bucket.salts
+        self.kernel = _compiled(bucket.params[0].dtype, bucket.exp_avgs[0].dtype)
+        self.run = self.kernel.ctypes
+        self.address = self.kernel.address
+        self.zeros = np.zeros(n, np.int64)
+        self.threads = 1 + int(padded.sum()) // 65536
+        self.contiguous = all(p.is_contiguous() for p in bucket.params)
+        self.ts = np.empty(n, np.float32)
+        self.kind = np.float64 if bucket.wide == torch.float64 else np.float32
 
 def step(bucket: Bucket, o: Options) -> None:
-    global _threads
     if o.found_inf is not None and float(o.found_inf) != 0:
         return
-    memo = bucket.memo
-    if "table" not in memo:
-        n = len(bucket.params)
-        table = np.empty((8, n), np.int64)
-        for row, xs in zip((0, 2, 3, 4), (bucket.params, bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps)):
-            table[row] = [x.data_ptr() for x in xs]
-        sizes = [p.numel() for p in bucket.params]
-        table[6] = sizes
-        padded = (table[6] + 63)//64*64
-        table[5] = np.cumsum(padded) - padded
-        table[7] = bucket.salts
-        memo["table"] = table
-        memo["sizes"] = sizes
-        memo["row_of"] = np.zeros(n, np.int64)
-        memo["total"] = int(padded.sum())
-    table = memo["table"]
+    tables = bucket.memo.get("tables")
+    if tables is None:
+        tables = bucket.memo["tables"] = _Tables(bucket)
     grads = bucket.grads
-    assert all(map(Tensor.is_contiguous, grads)) and list(map(Tensor.numel, grads)) == memo["sizes"] and set(map(Tensor.dtype.__get__, grads))=={bucket.params[0].dtype}
-    table[1] = bucket.grad_addresses
-    ts = np.empty(len(grads), np.float32)
-    if _peek(table, ts):
-        distinct, row_of = [float(ts[0])], memo["row_of"]
+    assert all(map(Tensor.is_contiguous, grads)) and list(map(_nbytes, grads)) == tables.nbytes and list(map(_nbytes, bucket.params)) == tables.nbytes
+    table = tables.table
+    table[G] = bucket.grad_addresses
+    ts = tables.ts
+    shares = min(torch.get_num_threads(), tables.threads)
+    job = np.zeros(16 + 8 * shares, np.int64)
+    job[:7] = len(grads), table.ctypes.data, ts.ctypes.data, tables.zeros.ctypes.data, 0, o.stochastic_rounding, shares
+    tables.run(job.ctypes.data)
+    if (ts == ts[0]).all():
+        distinct = [float(ts[0])]
     else:
         u, row_of = np.unique(ts, return_inverse=True)
         distinct = u.tolist()
+        job[ROW_OF] = row_of.ctypes.data
     gain = (-1 if o.maximize else 1) / (1 if o.grad_scale is None else float(o.grad_scale))
     lr = float(o.lr)
-    rows = np.array([(*scalars(t, o.hyper), gain, o.l2, o.shrink, lr) for t in distinct], np.float64 if bucket.wide == torch.float64 else np.float32)
-    work = np.zeros(16, np.int64)
-    p_like, s_like = LIKE[bucket.params[0].dtype], LIKE[bucket.exp_avgs[0].dtype]
-    helpers = min(torch.get_num_threads(), memo["total"] // SMALL + 1) - 1
-    while _threads < helpers:
-        threading.Thread(target=worker, args=(_queue,), daemon=True).start(); _threads += 1
-    args = (work, False, table, ts, row_of, rows, o.stochastic_rounding, p_like, s_like)
-    try:
-        for _ in range(helpers):
-            _queue.put(args)
-    finally:
-        _kernel(work, True, table, ts, row_of, rows, o.stochastic_rounding, p_like, s_like)
+    rows = np.array([(*scalars(t, o.hyper), gain, o.l2, o.shrink, lr) for t in distinct], tables.kind)
+    job[ROWS] = rows.ctypes.data
+    job[RUN] = 1
+    if shares > 1:
+        _fork(tables.address, job.ctypes.data, shares, 0)
+    else:
+        tables.run(job.ctypes.data)

@@ -30,7 +30,9 @@ def choose(p: Tensor, group: dict[str, Any]) -> Choice:
         if not why_not:
             return Choice(name, "one launch for all tensors")
         if group["fused"]:
-            raise RuntimeError(f"fused=True cannot be kept: {why_not}; leave fused=None to take foreach there")
+            raise RuntimeError(
+                f"fused=True cannot be kept: {why_not}; leave fused=None to take foreach there"
+            )
     if group["foreach"] is False:
         return Choice("loop", "foreach=False")
     if group["foreach"]:
@@ -44,7 +46,8 @@ def body(name: str) -> Callable[[Bucket, Options], None]:
     if name in ("cpu", "gpu"):  # they import Numba and Triton: only when used
         step: Callable[[Bucket, Options], None] = importlib.import_module(f"agdopt.torch.{name}").step
         return step
-    return {"loop": loop, "foreach": foreach, "differentiable": differentiable}[name].step
+    bodies = {"loop": loop.step, "foreach": foreach.step, "differentiable": differentiable.step}
+    return bodies[name]
 
 
 def _fused(p: Tensor, group: dict[str, Any]) -> tuple[str, str]:
@@ -71,7 +74,7 @@ def _fused(p: Tensor, group: dict[str, Any]) -> tuple[str, str]:
 
 def dense(p: Tensor) -> bool:
     """Whether p fills its memory without gaps or overlaps, in whatever order of dimensions."""
-    order = sorted(range(p.dim()), key=lambda i: (p.stride(i), p.size(i) != 1), reverse=True)
+    order = sorted(range(p.dim()), key=lambda i: (p.stride(i), p.shape[i] > 1), reverse=True)
     return p.permute(order).is_contiguous()
 
 

@@ -1,4 +1,4 @@
-"""All parameters of a bucket at once, an operation at a time: torch/loop.py on lists, with one temporary list."""
+"""All parameters of a bucket at once, an operation at a time: torch/loop.py on lists, one temporary list."""
 
 from collections import defaultdict
 from typing import Any
@@ -20,13 +20,19 @@ def step(bucket: Bucket, o: Options) -> None:
         # One vector of steps gives all the numbers in a few operations; each tensor then takes its own.
         t = torch.stack(bucket.steps).to(bucket.wide)
         k = scalars(t, o.hyper, torch)
-        _apply(rows, Scalars(*(list(x.unbind()) if isinstance(x, Tensor) else x for x in k)), t.unbind(), o, bucket.wide)
+        _apply(
+            rows,
+            Scalars(*(list(x.unbind()) if isinstance(x, Tensor) else x for x in k)),
+            t.unbind(),
+            o,
+            bucket.wide,
+        )
         return
     by_step = defaultdict(list)  # parameters that joined late count their own steps
-    for row, t in zip(rows, [t.item() for t in bucket.steps], strict=True):
-        by_step[t].append(row)
-    for t, some in by_step.items():
-        _apply(some, scalars(t, o.hyper), [t] * len(some), o, bucket.wide)
+    for row, step in zip(rows, bucket.steps, strict=True):
+        by_step[step.item()].append(row)
+    for now, some in by_step.items():
+        _apply(some, scalars(now, o.hyper), [now] * len(some), o, bucket.wide)
 
 
 def _apply(rows: list[Any], k: Scalars, ts: Any, o: Options, wide: torch.dtype) -> None:

@@ -1,12 +1,11 @@
-"""From a parameter group to buckets; and, at the next step, whether they still hold.
+"""From a parameter group to buckets, and whether they still hold at the next step.
 
 Looking at every tensor takes longer than stepping a small model, so buckets are kept and only checked, in a
 few C calls a parameter: by identity for what the optimizer owns, by address for what may be moved under it
-(`p.data = ...`). Nothing here keeps a gradient or an average alive between steps: others may want to free them.
+(`p.data = ...`). Nothing here keeps a gradient or an average alive between steps: others may free them.
 """
 
 import weakref
-from collections.abc import Sequence
 from operator import attrgetter, is_, itemgetter
 from typing import Any
 
@@ -20,8 +19,13 @@ from agdopt.torch.rounding import salt
 
 _address = torch.Tensor.data_ptr
 _grad = attrgetter("grad")
+_dtype = attrgetter("dtype")
 _AVERAGES = tuple(map(itemgetter, ("exp_avg", "exp_avg_sq", "step")))
 _flags = itemgetter("foreach", "fused", "differentiable", "capturable", "state_dtype", "seed")
+
+
+# params, grads, exp_avgs, exp_avg_sqs, steps
+Lists = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
 
 
 def real(x: Tensor) -> Tensor:
@@ -31,30 +35,43 @@ def real(x: Tensor) -> Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
-def sort(group: dict[str, Any], first: int, lists: Sequence[list[Tensor]]) -> tuple[list[Bucket], list[list[int]]]:
+def sort(group: dict[str, Any], first: int, lists: Lists) -> tuple[list[Bucket], list[list[int]]]:
     """Buckets of one body, device and dtype, and which of the lists' entries each holds."""
     salts = [salt(group["seed"], first + i) for i, p in enumerate(group["params"]) if p.grad is not None]
     reals = [[real(x) for x in column] for column in lists]
     members: dict[Any, list[int]] = {}
-    for i, (p, m) in enumerate(zip(reals[0], reals[2], strict=True)):
+    for i, tensors in enumerate(zip(*reals[:4], strict=True)):
+        _check_fit(*tensors)
+        p, m = tensors[0], tensors[2]
         members.setdefault((executor.choose(p, group).name, p.device, p.dtype, m.dtype), []).append(i)
-    buckets = [
-        Bucket(executor.body(key[0]), *([column[i] for i in index] for column in (*reals, salts)))
-        for key, index in members.items()
-    ]
+    buckets = []
+    for key, index in members.items():
+        p, g, m, b, t = ([column[i] for i in index] for column in reals)
+        buckets.append(Bucket(executor.body(key[0]), p, g, m, b, t, [salts[i] for i in index]))
     return buckets, list(members.values())
+
+
+def _check_fit(p: Tensor, g: Tensor, m: Tensor, b: Tensor) -> None:
+    shapes = {x.shape for x in (p, g, m, b)}
+    if len(shapes) > 1 or p.dtype != g.dtype or len({x.device for x in (p, g, m, b)}) > 1:
+        told = "; ".join(f"{x.dtype} {tuple(x.shape)} on {x.device}" for x in (p, g, m, b))
+        raise RuntimeError(
+            f"a parameter, its gradient and its two averages do not fit together ({told}): "
+            "if the model has been moved or cast, clear the gradients and load the optimizer's state anew"
+        )
 
 
 class Gathered:
     """One parameter group as buckets."""
 
-    def __init__(self, group: dict[str, Any], first: int, lists: Sequence[list[Tensor]], states: list[dict[str, Any]]):
-        """`lists`: params, grads, exp_avgs, exp_avg_sqs, steps; `first`: the index of the group's first parameter."""
+    def __init__(self, group: dict[str, Any], first: int, lists: Lists, states: list[dict[str, Any]]) -> None:
+        """`first`: the index of the group's first parameter in the optimizer."""
         self.all_params = list(group["params"])
         self.flags = _flags(group)
         self.absent = [p.grad is None for p in self.all_params]
         self.buckets, self.members = sort(group, first, lists)
         self.params, self.states = lists[0], states
+        self.dtypes = list(map(_dtype, lists[1]))
         self.plain = all(real(p) is p for p in self.params)
         # An id tells a tensor for as long as it lives, so any death makes all this stale.
         self.alive = True
@@ -71,7 +88,11 @@ class Gathered:
     def still(self, group: dict[str, Any]) -> bool:
         """Take this step's tensors; False where anything but the gradients has changed."""
         params = group["params"]
-        if len(params) != len(self.all_params) or not all(map(is_, params, self.all_params)) or _flags(group) != self.flags:
+        if (
+            len(params) != len(self.all_params)
+            or not all(map(is_, params, self.all_params))
+            or _flags(group) != self.flags
+        ):
             return False
         grads = list(map(_grad, params))
         if len(self.params) != len(params):
@@ -81,6 +102,8 @@ class Gathered:
         if not self.alive or [list(map(id, map(key, self.states))) for key in _AVERAGES] != self.ids:
             return False
         try:
+            if list(map(_dtype, grads)) != self.dtypes:
+                return False
             # Whoever moves averages by `.data = ...` moves all of them.
             if list(map(_address, map(_AVERAGES[0], self.states))) != self.first_averages:
                 return False
@@ -95,7 +118,10 @@ class Gathered:
                     bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps = (
                         self._real([key(self.states[i]) for i in index]) for key in _AVERAGES
                     )
-        except (RuntimeError, TypeError):  # a gradient without an address: sparse, or none. Gathering anew sees to it.
+        except (
+            RuntimeError,
+            TypeError,
+        ):  # a gradient without an address: sparse, or none. Gathering anew sees to it.
             return False
         return True
 

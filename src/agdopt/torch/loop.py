@@ -13,7 +13,13 @@ from agdopt.torch.rounding import store
 def step(bucket: Bucket, o: Options) -> None:
     wide = bucket.wide
     for p, g, m, b, t, salt in zip(
-        bucket.params, bucket.grads, bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps, bucket.salts, strict=True
+        bucket.params,
+        bucket.grads,
+        bucket.exp_avgs,
+        bucket.exp_avg_sqs,
+        bucket.steps,
+        bucket.salts,
+        strict=True,
     ):
         t += 1
         now: Any = t.to(wide) if o.on_device else t.item()

@@ -15,7 +15,7 @@ GOLDEN = 0x9E3779B9
 
 
 def mix(x: Any) -> Any:
-    """Two multiply-xorshift rounds on 32 bits (constants: C. Wellons, "lowbias32"). Python ints or int64 tensors."""
+    """Two multiply-xorshift rounds on 32 bits of ints or int64 tensors (C. Wellons' "lowbias32")."""
     x = ((x ^ (x >> 16)) * 0x7FEB352D) & _LOW
     x = ((x ^ (x >> 15)) * 0x846CA68B) & _LOW
     return x ^ (x >> 16)
@@ -39,7 +39,13 @@ def to_bfloat16(x: Tensor, bits: Tensor) -> Tensor:
     return torch.where(torch.isfinite(x), up.view(torch.float32), x).to(torch.bfloat16)
 
 
-def store(narrow: tuple[Tensor, Tensor, Tensor], wide: tuple[Tensor, Tensor, Tensor], salt: int, t: Any, weights: bool) -> None:
+def store(
+    narrow: tuple[Tensor, Tensor, Tensor],
+    wide: tuple[Tensor, Tensor, Tensor],
+    salt: int,
+    t: Any,
+    weights: bool,
+) -> None:
     """Round p, m and b, computed wide, back into their own tensors; `weights`: stochastically for p too."""
     (p, m, b), (p_wide, m_wide, b_wide) = narrow, wide
     if m.dtype == torch.bfloat16:

@@ -1,0 +1,251 @@
+"""make gpu: what only a real GPU can show. Records go to results/gpu.jsonl and results/speed.jsonl."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from agdopt import AGD
+from agdopt.race import parity, speed
+
+DEVICE = "cuda"
+
+
+def _model(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(37, 64), nn.Tanh(), nn.Linear(64, 5)).to(DEVICE)
+
+
+def _batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator(DEVICE).manual_seed(seed)
+    x = torch.randn(32, 37, device=DEVICE, generator=rng)
+    return x, torch.randint(5, (32,), device=DEVICE, generator=rng)
+
+
+def _loss(model: nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def _backward(loss: torch.Tensor) -> None:
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
+def _difference(a: nn.Module, b: nn.Module) -> float:
+    pairs = zip(a.parameters(), b.parameters(), strict=True)
+    return max(float((x - y).detach().abs().max()) for x, y in pairs)
+
+
+def bodies() -> str:
+    """Every dtype and option against the float64 reference."""
+    found = parity.gate(DEVICE)
+    assert not found.failures, "\n".join(found.failures)
+    return f"{found.compared} comparisons, " + ", ".join(f"{k} {v:.1e}" for k, v in found.worst.items())
+
+
+def graphs() -> str:
+    """A replayed CUDA graph of forward, backward and step counts on, and follows a changed lr."""
+    eager, captured = _model(), _model()
+    a = AGD(eager.parameters(), lr=1e-2, weight_decay=0.1)
+    lr = torch.tensor(1e-2, device=DEVICE)
+    b = AGD(captured.parameters(), lr=lr, weight_decay=0.1, capturable=True)
+    static = [x.clone() for x in _batch(0)]
+
+    def train(model: nn.Module, optimizer: AGD, batch: Any) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        _backward(_loss(model, batch))
+        optimizer.step()
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        train(captured, b, static)
+        train(captured, b, static)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    b.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        train(captured, b, static)
+    for _ in range(2):
+        train(eager, a, static)
+    for t in range(1, 40):
+        rate = 1e-2 * 0.9**t
+        for group in a.param_groups:
+            group["lr"] = rate
+        lr.fill_(rate)
+        batch = _batch(t)
+        for target, source in zip(static, batch, strict=True):
+            target.copy_(source)
+        graph.replay()
+        train(eager, a, batch)
+    steps = {float(state["step"]) for state in b.state.values()}
+    worst = _difference(eager, captured)
+    assert steps == {41.0}, steps
+    assert worst < 1e-5, worst
+    return f"39 replays, difference {worst:.1e}"
+
+
+def scaler() -> str:
+    """An overflow leaves all as it was; gradients may be clipped where fused is not claimed."""
+    for fused in (True, None):
+        model, plain = _model(), _model()
+        optimizer, reference = AGD(model.parameters(), fused=fused), AGD(plain.parameters(), fused=False)
+        amp = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, growth_interval=10_000)
+        for t in range(8):
+            overflow = t == 4
+            before = [p.detach().clone() for p in model.parameters()]
+            _backward(amp.scale(_loss(model, _batch(t)) * (float("inf") if overflow else 1.0)))
+            if fused is None:
+                amp.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            amp.step(optimizer)
+            amp.update()
+            optimizer.zero_grad()
+            if overflow:
+                assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before, strict=True))
+                continue
+            _backward(_loss(plain, _batch(t)))
+            if fused is None:
+                nn.utils.clip_grad_norm_(plain.parameters(), 0.1)
+            reference.step()
+            reference.zero_grad()
+        steps = {float(state["step"]) for state in optimizer.state.values()}
+        assert steps == {7.0}, steps
+        assert _difference(model, plain) < 1e-5, (fused, _difference(model, plain))
+    return "fused=True and fused=None, 8 steps with one overflow"
+
+
+def sharded() -> str:
+    """FSDP2 on one rank equals the plain model."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "29511")
+    dist.init_process_group("nccl", rank=0, world_size=1)
+    try:
+        plain, wrapped = _model(), _model()
+        fully_shard(wrapped, mesh=init_device_mesh(DEVICE, (1,)))
+        a, b = AGD(plain.parameters(), lr=1e-2), AGD(wrapped.parameters(), lr=1e-2)
+        for t in range(10):
+            for model, optimizer in ((plain, a), (wrapped, b)):
+                optimizer.zero_grad()
+                _backward(_loss(model, _batch(t)))
+                optimizer.step()
+        pairs = zip(plain.parameters(), wrapped.parameters(), strict=True)
+        worst = max(float((x - y.full_tensor()).detach().abs().max()) for x, y in pairs)  # type: ignore[attr-defined]
+        assert "gpu" in b.executor, b.executor
+        assert worst < 1e-6, worst
+        return f"10 steps, difference {worst:.1e}"
+    finally:
+        dist.destroy_process_group()
+
+
+def guards() -> str:
+    """Bytes around parameters, gradients and averages stay as they were, at every alignment."""
+    checked = 0
+    for dtype, states in (
+        (torch.float32, None),
+        (torch.float32, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16),
+    ):
+        for size in (1, 7, 1023, 1024, 1025, 4096 + 3):
+            for offset in (0, 1, 3):
+                buffers: list[torch.Tensor] = []
+
+                def placed(
+                    kind: torch.dtype, size: int = size, offset: int = offset, to: Any = buffers
+                ) -> Any:
+                    whole = torch.full((size + 64,), 777.0, device=DEVICE, dtype=kind)
+                    to.append(whole)
+                    return whole[32 + offset : 32 + offset + size]
+
+                p = nn.Parameter(placed(dtype))
+                p.data.normal_()
+                p.grad = placed(dtype).normal_()
+                optimizer = AGD([p], lr=0.1, state_dtype=states)
+                optimizer.step()
+                for key in ("exp_avg", "exp_avg_sq"):
+                    optimizer.state[p][key] = placed(states or torch.float32).copy_(optimizer.state[p][key])
+                optimizer.step()
+                for whole in buffers:
+                    outside = torch.cat([whole[: 32 + offset], whole[32 + offset + size :]])
+                    assert bool((outside == outside[0]).all()), (dtype, states, size, offset)
+                    checked += 1
+    return f"{checked} buffers"
+
+
+def memcheck() -> str:
+    """compute-sanitizer over one pass of `guards`."""
+    tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
+    if not Path(tool).exists():
+        return "not run: compute-sanitizer is not installed"
+    command = [
+        tool,
+        "--tool",
+        "memcheck",
+        "--error-exitcode",
+        "9",
+        sys.executable,
+        "-m",
+        __spec__.name,
+        "--pass",
+    ]
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done.stdout.strip().splitlines()[-1].strip("= ")
+
+
+CHECKS: tuple[Callable[[], str], ...] = (bodies, graphs, scaler, sharded, guards, memcheck)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="make gpu", description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("results"))
+    parser.add_argument("--seconds", type=float, default=4.0, help="of timing for each work")
+    parser.add_argument(
+        "--pass", dest="once", action="store_true", help="only the pass that memcheck watches"
+    )
+    args = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(
+            "make gpu needs a GPU that torch sees; `make test` checks the kernels without one",
+            file=sys.stderr,
+        )
+        return 2
+    if args.once:
+        guards()
+        return 0
+    record: dict[str, Any] = {"kind": "gpu", "schema": 1, **speed.environment(DEVICE), "checks": {}}
+    failed = False
+    for check in CHECKS:
+        try:
+            told, ok = check(), True
+        except Exception as e:
+            told, ok = f"{type(e).__name__}: {e}"[:2000], False
+            traceback.print_exc()
+        failed |= not ok
+        record["checks"][check.__name__] = {"ok": ok, "told": told}
+        print(f"{'ok  ' if ok else 'FAIL'} {check.__name__}: {told}", flush=True)
+    speed.save(record, args.out / "gpu.jsonl")
+    if failed:
+        return 1
+    from agdopt.race.cli import main as cli
+
+    return cli(
+        ["speed", "--device", DEVICE, "--seconds", str(args.seconds), "--out", str(args.out / "speed.jsonl")]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,274 @@
+"""agdopt speed: whole optimizer steps, timed side by side on this machine."""
+
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import agdopt
+from agdopt import AGD
+from agdopt.race.parity import gate
+
+BASE = "AdamW fused"
+WARM_UP = 3
+
+
+def gpt(width: int, layers: int, vocabulary: int, positions: int) -> list[tuple[int, ...]]:
+    block = [(3 * width, width), (3 * width,), (width, width), *[(width,)] * 5]
+    block += [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
+    return [(vocabulary, width), (positions, width), *block * layers, (width,), (width,)][
+        : 2 + 12 * layers + 2
+    ]
+
+
+def resnet20() -> list[tuple[int, ...]]:
+    shapes: list[tuple[int, ...]] = [(16, 3, 3, 3), (16,), (16,)]
+    before = 16
+    for width in (16, 32, 64):
+        for block in range(3):
+            first = before if block == 0 else width
+            shapes += [(width, first, 3, 3), (width,), (width,), (width, width, 3, 3), (width,), (width,)]
+        before = width
+    return [*shapes, (10, 64), (10,)]
+
+
+def works(device: str) -> dict[str, list[tuple[int, ...]]]:
+    """What is stepped: sizes that a CPU or a GPU is used for."""
+    if device == "cpu":
+        return {
+            "large": [(16_000_000,)],
+            "gpt": gpt(384, 8, 40_000, 256)[:98],
+            "resnet20": resnet20(),
+            "many": [(1000,)] * 1000,
+        }
+    return {
+        "large": [(128 << 20,)],
+        "gpt": gpt(1024, 12, 50_304, 1024)[:146],
+        "resnet20": resnet20(),
+        "many": [(1000,)] * 1000,
+    }
+
+
+@dataclass
+class Candidate:
+    """An optimizer over tensors of its own."""
+
+    name: str
+    build: Callable[[list[torch.nn.Parameter]], Any]
+    dtype: torch.dtype = torch.float32
+
+
+def candidates(everything: bool) -> list[Candidate]:
+    b16, optim = torch.bfloat16, torch.optim
+    found = [
+        Candidate(BASE, lambda p: optim.AdamW(p, fused=True)),
+        Candidate("AGD", lambda p: AGD(p)),
+        Candidate("AGD, bf16 states", lambda p: AGD(p, state_dtype=b16)),
+        Candidate("AGD, all bf16", lambda p: AGD(p, state_dtype=b16), b16),
+        Candidate("AGD foreach", lambda p: AGD(p, foreach=True)),
+        Candidate("AdamW foreach", lambda p: optim.AdamW(p, foreach=True)),
+    ]
+    if everything:
+        found += [
+            Candidate("AGD loop", lambda p: AGD(p, foreach=False)),
+            Candidate("AdamW loop", lambda p: optim.AdamW(p, foreach=False)),
+            Candidate("AdamW fused, all bf16", lambda p: optim.AdamW(p, fused=True), b16),
+            Candidate("Adam fused", lambda p: optim.Adam(p, fused=True)),
+            Candidate("SGD fused, momentum", lambda p: optim.SGD(p, momentum=0.9, fused=True)),
+        ]
+        try:
+            from pytorch_optimizer import AdaBelief, AdaHessian
+        except ImportError:
+            return found
+        found.append(Candidate("AdaBelief", lambda p: AdaBelief(p)))
+        found.append(Candidate("AdaHessian, Hessian given", lambda p: _Given(AdaHessian(p), p)))
+    return found
+
+
+class _Given:
+    """AdaHessian's step alone: its Hessian costs a second backward pass, which belongs to the model."""
+
+    def __init__(self, optimizer: Any, params: list[torch.nn.Parameter]) -> None:
+        self.optimizer, self.hessian = optimizer, [torch.ones_like(p) for p in params]
+
+    def step(self) -> None:
+        self.optimizer.step(hessian=self.hessian)
+
+
+@dataclass
+class Subject:
+    name: str
+    params: list[torch.nn.Parameter]
+    gradients: list[list[Tensor]]  # two sets: addresses change every step, as in training
+    step: Callable[[], Any]
+    times: list[float]
+
+
+def measure(work: str, device: str, seconds: float, everything: bool) -> dict[str, Any]:
+    """Interleaved rounds over all candidates until `seconds` are over; medians with their p20 and p80."""
+    shapes = works(device)[work]
+    subjects = []
+    sets: dict[torch.dtype, list[list[Tensor]]] = {}
+    for candidate in candidates(everything):
+        dtype = candidate.dtype
+        params = [torch.nn.Parameter(torch.randn(s, device=device, dtype=dtype) * 0.02) for s in shapes]
+        if dtype not in sets:
+            sets[dtype] = [[torch.randn(s, device=device, dtype=dtype) for s in shapes] for _ in range(2)]
+        optimizer = candidate.build(params)
+        subjects.append(Subject(candidate.name, params, sets[dtype], optimizer.step, []))
+    subjects.append(_copy(shapes, device))
+
+    started, rounds = time.perf_counter(), 0
+    while rounds < WARM_UP + 5 or (time.perf_counter() - started < seconds and rounds < WARM_UP + 200):
+        for subject in subjects:
+            for p, g in zip(
+                subject.params, subject.gradients[rounds % 2] if subject.gradients else [], strict=True
+            ):
+                p.grad = g
+            _wait(device)
+            before = time.perf_counter()
+            subject.step()
+            _wait(device)
+            subject.times.append(time.perf_counter() - before)
+        rounds += 1
+    base = statistics.median(subjects[0].times[WARM_UP:])
+    rows = []
+    for subject in subjects:
+        times = sorted(subject.times[WARM_UP:])
+        median = statistics.median(times)
+        rows.append(
+            {
+                "name": subject.name,
+                "ms": 1e3 * median,
+                "p20": 1e3 * times[len(times) // 5],
+                "p80": 1e3 * times[-1 - len(times) // 5],
+                "ratio": median / base,
+                "extra_bytes": extra_memory(subject.step, device) if subject.params else 0,
+            }
+        )
+    return {
+        "work": work,
+        "tensors": len(shapes),
+        "elements": _elements(shapes),
+        "rounds": rounds,
+        "rows": rows,
+    }
+
+
+def _copy(shapes: list[tuple[int, ...]], device: str) -> Subject:
+    """A plain copy of the 28 bytes an element that an fp32 step must move: as fast as it could be."""
+    n = _elements(shapes) * 7 // 2
+    a, b = torch.zeros(n, device=device), torch.empty(n, device=device)
+    return Subject("copy of the same bytes", [], [], lambda: b.copy_(a), [])
+
+
+def _elements(shapes: list[tuple[int, ...]]) -> int:
+    return sum(torch.Size(s).numel() for s in shapes)
+
+
+def _wait(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def extra_memory(step: Callable[[], Any], device: str) -> int:
+    """The most bytes that a step holds beyond what was held before it."""
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(profile_memory=True) as profile:
+        step()
+    held = peak = 0
+    for event in sorted(profile.events() or [], key=lambda e: e.time_range.start):
+        if event.name == "[memory]":
+            held += event.cpu_memory_usage
+            peak = max(peak, held)
+    return peak
+
+
+FIRST = """
+import time, torch
+from agdopt import AGD
+p = torch.nn.Parameter(torch.randn(1000, device="{device}")); p.grad = torch.randn_like(p)
+o = AGD([p]); start = time.perf_counter(); o.step(); {wait}
+print(time.perf_counter() - start)
+"""
+
+
+def first_step(device: str) -> dict[str, float]:
+    """Seconds of the first step of a fresh process, with nothing compiled and with everything on disk."""
+    code = FIRST.format(device=device, wait="torch.cuda.synchronize()" if device == "cuda" else "")
+    with tempfile.TemporaryDirectory() as folder:
+        env = {**os.environ, "NUMBA_CACHE_DIR": folder, "TRITON_CACHE_DIR": folder}
+
+        def run() -> float:
+            out = subprocess.run(
+                [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True
+            )
+            return float(out.stdout)
+
+        return {"cold": run(), "cached": run()}
+
+
+def fingerprint() -> str:
+    """A hash of the files that decide how fast a step is; a record with another one is of another version."""
+    digest = hashlib.sha256()
+    for room in ("core", "torch"):
+        for file in sorted(files("agdopt").joinpath(room).iterdir(), key=lambda f: f.name):
+            if file.name.endswith(".py"):
+                digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def environment(device: str) -> dict[str, Any]:
+    name = torch.cuda.get_device_name() if device == "cuda" else _cpu()
+    return {
+        "device": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "agdopt": agdopt.__version__,
+        "fingerprint": fingerprint(),
+        "when": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "CPU")
+
+
+def speed(device: str, only: list[str], seconds: float, everything: bool) -> Iterator[dict[str, Any]]:
+    """Records, one a work; none, but an error, when the parity gate is red."""
+    found = gate(device)
+    if found.failures:
+        raise ParityError("no figures: parity fails on this machine:\n" + "\n".join(found.failures))
+    head = {"kind": "speed", "schema": 1, **environment(device), "parity": found.worst}
+    head["first_step"] = first_step(device)
+    for work in only:
+        yield {**head, **measure(work, device, seconds, everything)}
+
+
+class ParityError(Exception):
+    """A body does not compute what the reference does, so its speed means nothing."""
+
+
+def save(record: dict[str, Any], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(record) + "\n")

@@ -1,0 +1,171 @@
+"""The Triton kernels of torch/gpu.py: core/rule.py in Triton's words."""
+
+import triton
+import triton.language as tl
+
+# What `prepare` hands to `update`, a row of float32 a tensor: the rule's Scalars (the floor inverted), then
+# the factor of the gradient, the coupled decay, the rate, the decoupled decay, and whether to step at all.
+ROW = tl.constexpr(16)
+STATIC = tl.constexpr(6)  # a row of the table: addresses of p, m, b, step; number of elements; first chunk
+
+
+@triton.jit(do_not_specialize=["n"])
+def prepare(
+    table, salts, rows, keys, found_inf, grad_scale, lr_tensor, n,
+    lr: tl.float64, weight_decay: tl.float64, l2: tl.float64, sign: tl.float64,
+    beta1: tl.float64, log_beta1: tl.float64, beta2: tl.float64, log_beta2: tl.float64, delta: tl.float64,
+    keep: tl.float64, clip: tl.float64, standardize: tl.float64,
+    FOUND_INF: tl.constexpr, GRAD_SCALE: tl.constexpr, LR_TENSOR: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Advance every step and write the numbers of that step: core.rule.scalars, in float64."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = i < n
+    live = 1.0
+    if FOUND_INF:
+        live = tl.where(tl.load(found_inf) == 0.0, 1.0, 0.0)
+    if GRAD_SCALE:
+        sign = sign / tl.load(grad_scale).to(tl.float64)
+    if LR_TENSOR:
+        lr = tl.load(lr_tensor).to(tl.float64)
+    step = tl.load(table + i * STATIC + 3, mask=there, other=0).to(tl.pointer_type(tl.float32))
+    now = tl.load(step, mask=there, other=0.0) + live
+    tl.store(step, now, mask=there)
+    t = tl.maximum(now, 1.0).to(tl.float64)
+
+    c1 = 1.0 - tl.exp(t * log_beta1)
+    c2 = 1.0 - tl.exp(t * log_beta2)
+    c1_prev = 1.0 - tl.exp((t - 1.0) * log_beta1) + tl.where(t == 1.0, 2.0, 0.0)
+    white = 1.0 / tl.sqrt(1.0 + (2.0 - c1_prev) * (1.0 - beta1) / (c1_prev * (1.0 + beta1)))
+    k_g = tl.where(standardize != 0.0, white, (1.0 - beta1) / c1)
+
+    row, zero = rows + i * ROW, t - t
+    tl.store(row + 0, k_g.to(tl.float32), mask=there)
+    tl.store(row + 1, (-k_g / c1_prev).to(tl.float32), mask=there)
+    tl.store(row + 2, (zero + (1.0 - beta1)).to(tl.float32), mask=there)
+    tl.store(row + 3, (zero + (1.0 - beta2)).to(tl.float32), mask=there)
+    tl.store(row + 4, (zero + keep).to(tl.float32), mask=there)
+    tl.store(row + 5, (1.0 / (delta * tl.sqrt(c2))).to(tl.float32), mask=there)
+    tl.store(row + 6, (tl.sqrt(c2) / c1).to(tl.float32), mask=there)
+    tl.store(row + 7, (zero + clip).to(tl.float32), mask=there)
+    tl.store(row + 8, (zero + sign).to(tl.float32), mask=there)
+    tl.store(row + 9, (zero + l2).to(tl.float32), mask=there)
+    tl.store(row + 10, (zero + lr).to(tl.float32), mask=there)
+    tl.store(row + 11, (zero + (1.0 - lr * weight_decay)).to(tl.float32), mask=there)
+    tl.store(row + 12, (zero + live).to(tl.float32), mask=there)
+    salt = tl.load(salts + i, mask=there, other=0).to(tl.uint32, bitcast=True)
+    count = now.to(tl.int32).to(tl.uint32, bitcast=True)
+    tl.store(keys + 2 * i, _mix(salt ^ count).to(tl.int32, bitcast=True), mask=there)
+    tl.store(keys + 2 * i + 1, _mix((salt ^ 0xFFFFFFFF) ^ count).to(tl.int32, bitcast=True), mask=there)
+
+
+@triton.jit
+def _mix(x):
+    """agdopt.torch.rounding.mix"""
+    x = (x ^ (x >> 16)) * 0x7FEB352D
+    x = (x ^ (x >> 15)) * 0x846CA68B
+    return x ^ (x >> 16)
+
+
+@triton.jit
+def _to_bfloat16(x, bits):
+    up = ((x.to(tl.uint32, bitcast=True) + (bits & 0xFFFF)) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    return tl.where(tl.abs(x) < float("inf"), up, x).to(tl.bfloat16)
+
+
+@triton.jit
+def _load(address, offsets, size, FULL: tl.constexpr):
+    if FULL:
+        return tl.load(tl.multiple_of(address, 16) + offsets).to(tl.float32)
+    return tl.load(address + offsets, mask=offsets < size, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _store(address, offsets, size, x, FULL: tl.constexpr):
+    x = x.to(address.dtype.element_ty)
+    if FULL:
+        tl.store(tl.multiple_of(address, 16) + offsets, x)
+    else:
+        tl.store(address + offsets, x, mask=offsets < size)
+
+
+@triton.jit
+def _chunk(
+    p_at,
+    g_at,
+    m_at,
+    b_at,
+    start,
+    size,
+    row,
+    key,
+    FULL: tl.constexpr,
+    ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """core.rule.direction on one chunk. FULL: no masks, aligned addresses: what wide loads take."""
+    at = tl.arange(0, BLOCK)
+    p, g = _load(p_at, at, size, FULL), _load(g_at, at, size, FULL)
+    m, b = _load(m_at, at, size, FULL), _load(b_at, at, size, FULL)
+    g = tl.load(row + 8) * g + tl.load(row + 9) * p
+
+    # s = k_g g + k_m m
+    s = tl.load(row + 0) * g + tl.load(row + 1) * m
+    # m = m + w1 (g - m)
+    m = m + tl.load(row + 2) * (g - m)
+    # b = b + w2 (max(s^2, keep b) - b)
+    s2 = s * s
+    kept = tl.load(row + 4) * b
+    b = b + tl.load(row + 3) * (tl.where(s2 < kept, kept, s2) - b)
+    # d = scale m / max(sqrt(b), floor), within the clip; comparisons are written so that NaN stays NaN
+    inverse_floor, clip = tl.load(row + 5), tl.load(row + 7)
+    inverse = tl.rsqrt(b)
+    d = tl.load(row + 6) * m * tl.where(inverse > inverse_floor, inverse_floor, inverse)
+    d = tl.where(d < -clip, -clip, d)
+    d = tl.where(d > clip, clip, d)
+    p = p * tl.load(row + 11) - tl.load(row + 10) * d
+
+    index = (start + at).to(tl.uint32)
+    if m_at.dtype.element_ty == tl.bfloat16:
+        bits = _mix(index ^ tl.load(key).to(tl.uint32, bitcast=True))
+        _store(m_at, at, size, _to_bfloat16(m, bits), FULL)
+        _store(b_at, at, size, _to_bfloat16(b, bits >> 16), FULL)
+    else:
+        _store(m_at, at, size, m, FULL)
+        _store(b_at, at, size, b, FULL)
+    if ROUND:
+        bits = _mix(index ^ tl.load(key + 1).to(tl.uint32, bitcast=True))
+        _store(p_at, at, size, _to_bfloat16(p, bits), FULL)
+    else:
+        _store(p_at, at, size, p, FULL)
+
+
+@triton.jit
+def update(
+    table,
+    grads,
+    rows,
+    keys,
+    owner,
+    P: tl.constexpr,
+    S: tl.constexpr,
+    ROUND: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The chunk of this program: `owner` says of which tensor, the table where that lies."""
+    chunk = tl.program_id(0)
+    i = tl.load(owner + chunk)
+    row = rows + i * ROW
+    if tl.load(row + 12) != 0.0:  # not an overflow that a gradient scaler has found
+        entry = table + i * STATIC
+        start = (chunk - tl.load(entry + 5)) * BLOCK
+        size = tl.load(entry + 4) - start
+        p_at, m_at, b_at, g_at = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(grads + i)
+        aligned = ((p_at | m_at | b_at | g_at) & 15) == 0
+        p_at = p_at.to(tl.pointer_type(P)) + start
+        g_at = g_at.to(tl.pointer_type(P)) + start
+        m_at = m_at.to(tl.pointer_type(S)) + start
+        b_at = b_at.to(tl.pointer_type(S)) + start
+        if aligned & (size >= BLOCK):
+            _chunk(p_at, g_at, m_at, b_at, start, size, row, keys + 2 * i, True, ROUND, BLOCK)
+        else:
+            _chunk(p_at, g_at, m_at, b_at, start, size, row, keys + 2 * i, False, ROUND, BLOCK)
