@@ -71,7 +71,7 @@ MIXES = [
 
 @pytest.mark.parametrize(("body", "dtype", "options"), MIXES, indirect=["body"], ids=str)
 def test_resumed_run_is_the_uninterrupted_run(body, dtype, options):
-    half = 9 if body == "gpu" else HALF  # the interpreter is slow
+    half = 5 if body == "gpu" else HALF  # the interpreter is slow
     if dtype == torch.bfloat16 and body != "differentiable":
         options = {**options, "stochastic_rounding": True, "seed": 3}
     params, others = parameters(dtype), parameters(dtype)
@@ -141,22 +141,6 @@ def test_state_keeps_its_dtype(dtype):
         for key, x in state.items():
             assert x.dtype == torch.float32
             assert torch.equal(optimizer.state[p][key], x)
-
-
-def test_the_loaded_state_is_a_copy(body):
-    """Stepping on does not write into the dict that was loaded, nor into another optimizer's state."""
-    params = parameters(torch.float32)
-    first = agd(params, body)
-    run(params, first, 0, 9)
-    saved = first.state_dict()
-    before = through_a_file(saved)
-    others = parameters(torch.float32)
-    second = agd(others, body)
-    second.load_state_dict(saved)
-    run(others, second, 9, 12)
-    for i, state in before["state"].items():
-        for key, x in state.items():
-            assert torch.equal(saved["state"][i][key], x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

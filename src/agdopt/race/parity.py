@@ -33,7 +33,7 @@ class Gate:
 
 
 def error(device: str, dtype: torch.dtype, options: dict[str, Any], seed: int, **how: Any) -> float:
-    """Of AGD(**options, **how) after STEPS steps; the second parameter joins late, and one is channels-last."""
+    """Of AGD(**options, **how) after STEPS steps; one parameter joins late, and one is channels-last."""
     rng = torch.Generator().manual_seed(seed)
     start = [torch.randn(shape, generator=rng).to(dtype) for shape in SHAPES]
     params = [torch.nn.Parameter(x.to(device)) for x in start]
