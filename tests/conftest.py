@@ -11,10 +11,10 @@ import hypothesis
 import numpy as np
 import pytest
 import torch
+from tests.cases import BODIES, DTYPES
 from torch import Tensor
 
 from agdopt.torch import executor
-from tests.cases import BODIES, DTYPES
 
 hypothesis.settings.register_profile("default", deadline=None, derandomize=True, max_examples=50)
 hypothesis.settings.register_profile("fuzz", deadline=None, max_examples=2000)

@@ -13,7 +13,9 @@ PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/*.md")])
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{i}")
     for page in PAGES
-    for i, block in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE))
+    for i, block in enumerate(
+        re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    )
 ]
 
 

@@ -1,6 +1,6 @@
 """Every number that a test allows, in one place. A test that needs a looser one has found something.
 
-An error is measured in the size of what was added up (tests/twin.py says how), after one step from equal states.
+Errors are measured in the size of what was added up (tests/twin.py), after one step from equal states.
 """
 
 from typing import NamedTuple
@@ -18,7 +18,9 @@ FLOAT64 = Tolerance(
     1e-12, 1e-12, "the Reference's literal 1 - beta2^t has a relative error of 1e-16 / 1e-3 at t = 1"
 )
 FLOAT32 = Tolerance(6e-7, 3e-7, "ten float32 roundings of at most 6e-8 on the way to p, five to m and b")
-ON_DEVICE = Tolerance(1.2e-6, 6e-7, "as float32, and the numbers of the step are float32 too: twice the roundings")
+ON_DEVICE = Tolerance(
+    1.2e-6, 6e-7, "as float32, and the numbers of the step are float32 too: twice the roundings"
+)
 
 # What rounding to a narrow dtype at the end of a step computed wide adds.
 HALF_ULP = {torch.float64: 0.0, torch.float32: 2.0**-24, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -39,6 +41,7 @@ def tolerance(
                 unit in the last place.
     truncates   Triton's interpreter casts float32 to bfloat16 by cutting off, where a GPU rounds to nearest.
     """
+    p, state = p.to_real(), state.to_real()
     row = FLOAT64 if p == torch.float64 else ON_DEVICE if on_device else FLOAT32
     ulps = 2 if p == torch.bfloat16 and (stochastic or truncates) else 1
     return Tolerance(

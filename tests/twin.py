@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.cases import BODIES
+from tests.tolerances import tolerance
 from torch import Tensor
 from torch.optim import Optimizer
 
 from agdopt import AGD
 from agdopt.core.reference import Reference
-from tests.cases import BODIES
-from tests.tolerances import tolerance
 
 
 def agd(params: Iterable[Any], body: str, **options: Any) -> AGD:
@@ -98,6 +98,5 @@ def step_beside_reference(optimizer: Optimizer, step: Any = None, **situation: b
 def close(x: Any, expected: Any, allowed: Any, what: str) -> None:
     # Also false where either is NaN.
     wrong = ~(np.abs(x - expected) <= allowed)
-    assert not wrong.any(), (
-        f"{what}: {x[wrong][:3]} is not {expected[wrong][:3]} within {np.broadcast_to(allowed, x.shape)[wrong][:3]}"
-    )
+    within = np.broadcast_to(allowed, x.shape)
+    assert not wrong.any(), f"{what}: {x[wrong][:3]} is not {expected[wrong][:3]} within {within[wrong][:3]}"

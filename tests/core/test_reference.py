@@ -42,7 +42,7 @@ def test_beta1_schedules(schedule, betas, debias):
 
 @pytest.mark.parametrize("schedule", ["constant", "sqrt", "inverse"])
 def test_product_debiasing_is_exact(schedule):
-    """A constant gradient has a constant debiased average, whatever beta1_t does; the power form only for constant beta1."""
+    """A constant gradient has a constant debiased average, whatever beta1_t does."""
     for debias in ("product", "power"):
         r = Reference(np.zeros(1), beta1_schedule=schedule, debias=debias)
         errors = []

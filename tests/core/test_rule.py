@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tolerances import FLOAT64, SIGMAS
 
 from agdopt.core import Hyper, direction, scalars
 from agdopt.core.reference import Reference
-from tests.tolerances import FLOAT64, SIGMAS
 
 rule = partial(direction, sqrt=np.sqrt, at_least=np.maximum, at_most=np.minimum)
 
@@ -229,7 +229,7 @@ def test_standardized_difference_estimates_the_noise_at_every_t(beta1):
 
 
 def test_step_beside_adam_under_white_noise():
-    """bhat starts at sigma and settles at (1 - beta1) sqrt(2 / (1 + beta1)) sigma: steps of 1 to 9.75 times Adam's."""
+    """bhat settles at (1 - beta1) sqrt(2 / (1 + beta1)) sigma: from 1 to 9.75 times Adam's steps."""
     for t, _, bhat in white_noise(1500, 500, beta2=0.99):
         if t in (1, 1500):
             ratio = 1 / math.sqrt((bhat**2).mean() / 9.0)
@@ -249,7 +249,9 @@ def test_scalars_take_arrays_and_numbers_alike():
 def test_scalars_are_good_in_float32():
     """1 - beta^t, subtracted, is off by 1e-5 at t = 1; expm1 is not."""
     for t in (1, 2, 10, 1000):
-        for narrow, exact in zip(scalars(np.float32(t), Hyper(), np), scalars(float(t), Hyper()), strict=True):
+        for narrow, exact in zip(
+            scalars(np.float32(t), Hyper(), np), scalars(float(t), Hyper()), strict=True
+        ):
             assert float(narrow) == pytest.approx(exact, rel=5e-7)
 
 

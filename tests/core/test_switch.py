@@ -1,5 +1,7 @@
 """core/switch.py: which coordinates are adaptive."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -26,12 +28,10 @@ def test_bhat_and_the_switch(t):
 @pytest.mark.parametrize("t", [1, 50])
 def test_adaptive_share_falls_from_one_to_zero(t):
     r = noisy(t)
-    shares = [
-        is_adaptive(r.b, t, Hyper(delta=delta), np.sqrt).mean() for delta in np.logspace(-12, 3, 100)
-    ]
+    shares = [is_adaptive(r.b, t, Hyper(delta=delta), np.sqrt).mean() for delta in np.logspace(-12, 3, 100)]
     assert shares[0] == 1
     assert shares[-1] == 0
-    assert all(later <= earlier for earlier, later in zip(shares, shares[1:], strict=False))
+    assert all(later <= earlier for earlier, later in pairwise(shares))
     assert any(0 < share < 1 for share in shares)
 
 

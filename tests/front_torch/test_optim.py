@@ -11,6 +11,9 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from tests.cases import BODIES, OPTIONS
+from tests.tolerances import FLOAT32, FLOAT64, GRADCHECK
+from tests.twin import agd, step_beside_reference
 from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import SGD
@@ -18,9 +21,6 @@ from torch.optim import lr_scheduler as schedulers
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from agdopt import AGD
-from tests.cases import BODIES, OPTIONS
-from tests.tolerances import FLOAT32, FLOAT64, GRADCHECK
-from tests.twin import agd, step_beside_reference
 
 NO_CUDA = "needs a CUDA device: `make gpu` runs such checks"
 SCHEDULERS = {
@@ -48,7 +48,11 @@ class Problem:
 
     def __init__(self, contiguous=True, dtype=torch.float32):
         def randn(*shape):
-            return torch.randn(shape, dtype=dtype) if contiguous else torch.randn((*shape, 2), dtype=dtype)[..., 0]
+            return (
+                torch.randn(shape, dtype=dtype)
+                if contiguous
+                else torch.randn((*shape, 2), dtype=dtype)[..., 0]
+            )
 
         self.weight, self.bias, self.input = Parameter(randn(10, 5)), Parameter(randn(10)), randn(5)
         self.params = [self.weight, self.bias]
@@ -83,10 +87,19 @@ def equal(one: AGD, other: AGD) -> bool:
         and states.keys() == other_states.keys()
         and all(
             states[i].keys() == other_states[i].keys()
-            and all(torch.equal(x, other_states[i][key]) and x.dtype == other_states[i][key].dtype for key, x in states[i].items())
+            and all(
+                torch.equal(x, other_states[i][key]) and x.dtype == other_states[i][key].dtype
+                for key, x in states[i].items()
+            )
             for i in states
         )
     )
+
+
+def test_optim_infos_do_not_specify_global_cliquey_kwargs():
+    """Which body runs is each test's own business."""
+    for name in OPTIONS:
+        assert not OPTIONS[name].keys() & {"foreach", "fused", "differentiable"}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULERS)
@@ -149,6 +162,14 @@ def test_tensor_lr_is_read_anew(trainer):
     lr.fill_(0.0)
     optimizer.step()
     assert p.tolist() == pytest.approx([-0.5] * 3)
+
+
+@pytest.mark.skip(reason="AGD refuses sparse gradients in words: test_bad_input.py")
+def test_rosenbrock_sparse(): ...
+
+
+@pytest.mark.skip(reason="for optimizers that call their closure more than once")
+def test_second_order_optims_return_consistent_types(): ...
 
 
 def test_complex(body):
@@ -224,7 +245,9 @@ def test_foreach_matches_forloop():
     _matches_forloop(torch.float64, 10 * FLOAT64.p, foreach=True)
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 10 * FLOAT64.p), (torch.float32, 20 * FLOAT32.p)])
+@pytest.mark.parametrize(
+    ("dtype", "rtol"), [(torch.float64, 10 * FLOAT64.p), (torch.float32, 20 * FLOAT32.p)]
+)
 def test_fused_matches_forloop(dtype, rtol):
     _matches_forloop(dtype, rtol, fused=True)
 
@@ -261,7 +284,9 @@ def peak_bytes(step, tmp_path) -> int:
         step()
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    memory = sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: (e["ts"], e["args"]["Ev Idx"]))
+    memory = sorted(
+        (e for e in events if e["name"] == "[memory]"), key=lambda e: (e["ts"], e["args"]["Ev Idx"])
+    )
     now = peak = 0
     for event in memory:
         now += event["args"]["Bytes"]
@@ -269,7 +294,7 @@ def peak_bytes(step, tmp_path) -> int:
     return peak
 
 
-PEAKS = {name: 1 for name in OPTIONS} | {"capturable": 1}
+PEAKS = dict.fromkeys(OPTIONS, 1) | {"capturable": 1}
 
 
 @pytest.mark.parametrize("name", PEAKS)
@@ -306,7 +331,9 @@ def test_the_peak_is_measured(tmp_path):
 def test_fused_error_on_params_on_meta():
     with torch.device("meta"):
         model = nn.Linear(2, 3)
-    with pytest.raises(RuntimeError, match="fused=True cannot be kept: parameters on meta have no fused kernel"):
+    with pytest.raises(
+        RuntimeError, match="fused=True cannot be kept: parameters on meta have no fused kernel"
+    ):
         optimizer = AGD(model.parameters(), fused=True)
     # Without the demand they may come later, as deferred initialisation has it.
     optimizer = AGD(model.parameters())
@@ -359,7 +386,10 @@ def test_cpu_load_state_dict(impl):
 
 def test_param_groups_weight_decay(trainer):
     problem = Problem()
-    groups = [{"params": [problem.weight], "weight_decay": 0.1}, {"params": [problem.bias], "weight_decay": 0.0}]
+    groups = [
+        {"params": [problem.weight], "weight_decay": 0.1},
+        {"params": [problem.bias], "weight_decay": 0.0},
+    ]
     optimizer = agd(groups, trainer)
     initial = problem.loss().item()
     train(problem, optimizer, 20)
@@ -453,7 +483,7 @@ def without_names(state_dict):
 @pytest.mark.parametrize("is_named_optim0", [True, False])
 @pytest.mark.parametrize("is_named_optim1", [True, False])
 def test_state_dict_deterministic(trainer, is_named_optim0, is_named_optim1):
-    for name in ("default", "tensor_lr", "all"):
+    for name in ("default", "tensor_lr", "all") if trainer != "gpu" else ("all",):
         problem = Problem()
         optimizer = agd(named(problem.params, is_named_optim0), trainer, **options(name))
         train(problem, optimizer, 5)
@@ -718,7 +748,7 @@ def watched(grads):
 
 
 def test_grads_are_never_inplaced_into(body):
-    for name in OPTIONS:
+    for name in OPTIONS if body != "gpu" else ("default", "all"):  # the interpreter is slow
         for dtype in (torch.float32, torch.bfloat16, torch.complex64):
             params = [Parameter(torch.randn(2, 3, dtype=dtype)), Parameter(torch.randn(9, dtype=dtype))]
             optimizer = agd(params, body, **options(name))
@@ -727,8 +757,6 @@ def test_grads_are_never_inplaced_into(body):
                     p.grad = torch.randn_like(p)
                 with watched([p.grad for p in params]):
                     optimizer.step()
-            if body == "gpu" and name == "weight_decay":
-                break  # the interpreter is slow
 
 
 def test_defaults_changed_to_foreach():
@@ -809,7 +837,9 @@ def test_differentiable_agd(name, capturable):
     assert torch.autograd.gradcheck(partial(step_of, t=0, **flags), leaves()[:2], **GRADCHECK)
 
 
-@pytest.mark.parametrize("name", ["default", "weight_decay", "coupled", "standardize", "clip", "amsgrad", "maximize"])
+@pytest.mark.parametrize(
+    "name", ["default", "weight_decay", "coupled", "standardize", "clip", "amsgrad", "maximize"]
+)
 def test_second_order(name):
     """The loss after three steps as a function of the start and the learning rate: a meta-gradient."""
 
@@ -858,7 +888,12 @@ def test_closure_runs_with_gradients_and_its_loss_comes_back(body):
 
 def test_no_warnings_and_no_globals():
     """An ordinary run warns of nothing and leaves torch's settings alone."""
-    settings = torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled(), torch.get_rng_state()
+    settings = (
+        torch.get_default_dtype(),
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.get_rng_state(),
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for body in BODIES.keys() - {"gpu"}:

@@ -1,17 +1,18 @@
 """A run that was saved and loaded is the run that was not, bit for bit."""
 
 import io
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from tests.cases import BODIES, DTYPES
+from tests.twin import agd
 from torch.nn import Parameter
 
 from agdopt import AGD
-from tests.cases import BODIES, DTYPES
-from tests.twin import agd
 
 HALF = 50
 SOURCES = f"{Path(__file__).parents[2] / 'src'}:{Path(__file__).parents[2]}"
@@ -63,7 +64,7 @@ MIXES = [
     (body, dtype, {"state_dtype": state_dtype, "capturable": capturable})
     for body in BODIES
     for dtype in (*DTYPES[body], *([] if body == "gpu" else [torch.complex64]))
-    for state_dtype in (None, torch.float32, torch.bfloat16)
+    for state_dtype in (None, torch.float32, *([] if body == "differentiable" else [torch.bfloat16]))
     for capturable in (False, True)
     if state_dtype is None or not (dtype == torch.float64 or dtype.is_complex)
 ]
@@ -93,13 +94,19 @@ def test_resumed_run_is_the_uninterrupted_run(body, dtype, options):
 
 def test_resumed_in_a_fresh_process(tmp_path):
     """Everything the run needs is in the file: nothing in the process."""
-    mixes = [(body, dtype, options) for body, dtype, options in MIXES if body != "gpu"]
+    mixes = [
+        (body, dtype, options)
+        for body, dtype, options in MIXES
+        if body in ("foreach", "cpu") and not options["capturable"]
+    ]
     files, expected = [], []
     for body, dtype, options in mixes:
         params = parameters(dtype)
         optimizer = agd(params, body, **options)
         run(params, optimizer, 0, HALF)
-        files.append((body, {"params": [p.detach().clone() for p in params], "optimizer": optimizer.state_dict()}))
+        files.append(
+            (body, {"params": [p.detach().clone() for p in params], "optimizer": optimizer.state_dict()})
+        )
         files[-1] = (body, through_a_file(files[-1][1]))
         run(params, optimizer, HALF, HALF + 10)
         expected.append((params, optimizer))
@@ -117,7 +124,7 @@ for body, saved in torch.load({str(tmp_path / "half.pt")!r}, weights_only=True):
 torch.save(done, {str(tmp_path / "whole.pt")!r})
 """
     process = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": SOURCES}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": SOURCES}, capture_output=True, text=True, check=False
     )
     assert process.returncode == 0, process.stderr
     for (params, optimizer), (values, state_dict) in zip(

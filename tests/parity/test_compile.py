@@ -4,11 +4,10 @@ import shutil
 
 import pytest
 import torch
+from tests.twin import random_gradients, step_beside_reference
 from torch.nn import Parameter
 
 from agdopt import AGD
-from tests.twin import random_gradients, step_beside_reference
-
 
 # torch.compile imports parts of torch that torch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")

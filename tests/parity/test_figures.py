@@ -108,12 +108,10 @@ def test_steps_to_the_optimum_of_adam(problem, steps):
 
 @AGDS
 def test_beale(path):
-    """Points A and B of the paper's figure: ||grad||_1 / ||diag H||_1, largest on the path and after 9000 steps."""
+    """Points A and B of the paper: ||grad||_1 / ||diag H||_1, largest on the path and after 9000 steps."""
     gradient, start, optimum = PROBLEMS["beale"]
     points = [point for point, _ in zip(path(start, gradient), range(9001), strict=False)]
-    sizes = [
-        (sum(map(abs, beale(*point))), sum(map(abs, beale_curvature(*point)))) for point in points
-    ]
+    sizes = [(sum(map(abs, beale(*point))), sum(map(abs, beale_curvature(*point)))) for point in points]
     a = max(range(9001), key=lambda t: sizes[t][0] / sizes[t][1])
     assert a == 1681
     assert sizes[a] == pytest.approx((22.257, 25.308), abs=5e-4)
@@ -128,7 +126,7 @@ def test_beale(path):
 
 
 def test_derivatives():
-    """The problems' gradients and curvatures, against differences of the functions as the paper writes them."""
+    """Gradients and curvatures, against differences of the functions as the paper writes them."""
     functions = {
         beale: lambda x, y: (1.5 - x + x * y) ** 2 + (2.25 - x + x * y**2) ** 2 + (2.625 - x + x * y**3) ** 2,
         bowl: lambda x, y: (x + y) ** 2 + (x - y) ** 2 / 10,

@@ -2,9 +2,17 @@
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 
 # Below this a float32 floor delta * sqrt(1 - beta2^t) may round to zero, and a zero gradient would give 0/0.
 SMALLEST_DELTA = 1e-30
+
+
+def number(name: str, value: object) -> float:
+    """value, if it is a number."""
+    if type(value) is not float and (not isinstance(value, Real) or isinstance(value, bool)):
+        raise TypeError(f"{name} must be a number, got {value!r}")
+    return value  # type: ignore[return-value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,17 +33,17 @@ class Hyper:
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
-            beta = getattr(self, name)
+            beta = number(name, getattr(self, name))
             if not 0.0 <= beta < 1.0:
                 raise ValueError(
                     f"{name} must be in [0, 1), got {beta}: it is the share of the old average that is kept"
                 )
-        if not SMALLEST_DELTA <= self.delta < math.inf:
+        if not SMALLEST_DELTA <= number("delta", self.delta) < math.inf:
             raise ValueError(
                 f"delta must be a finite number >= {SMALLEST_DELTA}, got {self.delta}: "
                 "zero gradients would divide by zero; use a tiny value such as 1e-12"
             )
-        if self.clip is not None and not self.clip > 0.0:
+        if self.clip is not None and not number("clip", self.clip) > 0.0:
             raise ValueError(
                 f"clip must be > 0, got {self.clip}: nothing would move; use None for no bound on the step"
             )

@@ -1,11 +1,14 @@
 """What a group may hold: each refusal is a sentence with the value, the bound and the remedy."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from agdopt.core import Hyper
+from agdopt.core.hyper import number
 from agdopt.torch import executor
 from agdopt.torch.gather import real
 
@@ -19,16 +22,17 @@ def state_dtype(p: Tensor, group: dict[str, Any]) -> torch.dtype:
 
 def check_group(group: dict[str, Any]) -> None:
     """Every number of a group: a sentence with the value, the bound and the remedy."""
-    lr, betas, decay = group["lr"], group["betas"], group["weight_decay"]
+    lr, betas = group["lr"], group["betas"]
     if isinstance(lr, Tensor) and lr.numel() != 1:
         raise ValueError(f"Tensor lr must be 1-element, got shape {tuple(lr.shape)}")
-    if not 0.0 <= lr < float("inf"):
+    if not 0.0 <= (lr if isinstance(lr, Tensor) else number("lr", lr)) < math.inf:
         raise ValueError(f"lr must be a finite number >= 0, got {lr}; to climb, use maximize=True")
-    if len(betas) != 2:
+    if not isinstance(betas, Sequence) or len(betas) != 2:
         raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
     beta1, beta2 = betas
     Hyper(beta1, beta2, group["delta"], group["amsgrad"], group["standardize"], group["clip"])
-    if not 0.0 <= decay < float("inf"):
+    decay = number("weight_decay", group["weight_decay"])
+    if not 0.0 <= decay < math.inf:
         raise ValueError(f"weight_decay must be a finite number >= 0, got {decay}; 0 switches it off")
     if group["state_dtype"] not in (None, torch.float32, torch.bfloat16):
         raise ValueError(
@@ -39,6 +43,11 @@ def check_group(group: dict[str, Any]) -> None:
         raise ValueError(f"seed must be an integer, got {group['seed']!r}")
     if group["fused"] and group["foreach"]:
         raise RuntimeError("fused=True and foreach=True exclude each other: give one of them")
+    if group["differentiable"] and (group["stochastic_rounding"] or group["state_dtype"] == torch.bfloat16):
+        raise ValueError(
+            "differentiable=True cannot round stochastically, which has no slope: leave state_dtype=None and "
+            "stochastic_rounding=False"
+        )
     if group["differentiable"] and (group["fused"] or group["foreach"]):
         raise RuntimeError("differentiable=True runs a body of its own: leave fused and foreach at None")
 

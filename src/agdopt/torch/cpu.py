@@ -1,14 +1,13 @@
-"""All tensors of a bucket in one pass over memory: core/rule.py compiled by Numba.
+"""All tensors of a bucket in one pass over memory: core/rule.py, compiled by Numba.
 
-The work is one flat range of elements, cut into units of 16,384. It runs on the OpenMP threads that PyTorch
-itself computes with (they are awake when a backward pass has just ended, and no second set of threads competes
-with them for the cores), as many as torch.get_num_threads() says; each takes units from its own share, then from
-the others'. Numba only compiles: its threading layers, which abort when two threads or a forked child use them,
-never start. A forked child, which OpenMP's threads do not follow, computes on the calling thread; so does
-everybody where PyTorch has no OpenMP with this entry (Windows).
+The work is one flat range of elements, cut into units. It runs on the OpenMP threads PyTorch computes with, as
+many as torch.get_num_threads() says: they are still awake when a backward pass has just ended, and threads of
+our own would fight them for the cores. Each takes the units of its own share, then what others have left. Numba
+only compiles; its own threads, which abort a process where two threads or a forked child meet them, never start.
+A forked child has none of OpenMP's threads and computes on the calling one, and so does Windows.
 
-Everything that changes happens inside one call that Python cannot interrupt: a step is taken or it is not.
-Parameters that share memory are stepped one after the other, on one thread, as the loop does.
+Whatever changes is changed inside one call that Python cannot interrupt: a step is taken whole or not at all.
+Parameters of a bucket that share memory are stepped one after another, on one thread, as the loop does it.
 """
 
 import ctypes
@@ -16,6 +15,8 @@ import hashlib
 import os
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -25,27 +26,32 @@ import torch
 from torch import Tensor
 
 from agdopt.core import Scalars, rule, scalars
-from agdopt.torch import rounding
 from agdopt.torch.bucket import Bucket, Options
 
+numba: Any
+extending: Any
+ir: Any
 try:
-    import numba
-    from llvmlite import ir
-    from numba import types
-    from numba.extending import intrinsic, overload
-
-    _why_not = "" if numba.version_info >= (0, 60) else f"numba {numba.__version__} is older than 0.60"
+    numba, extending, ir = map(import_module, ("numba", "numba.extending", "llvmlite.ir"))
+    _why_not = "" if numba.version_info[:2] >= (0, 60) else f"numba {numba.__version__} is older than 0.60"
     if numba.config.DISABLE_JIT:
         _why_not = "NUMBA_DISABLE_JIT is set"
-except Exception as error:  # what a damaged installation raises can be anything
+except Exception as error:  # a damaged installation raises anything
     _why_not = f"numba cannot be imported: {error}"
 
-UNIT = 16384  # elements
-PADDING = 64  # elements: a tensor begins at a multiple, so that no cache line belongs to two units
-# The job, 64-bit words. The counters are what threads write to: each has a cache line of its own.
-TENSORS, TABLE, STEPS, ROW_OF, ROWS, WEIGHTS, SHARES, RUN, TICKET, COUNTERS = 0, 1, 2, 3, 4, 5, 6, 7, 8, 16
-# The rows of the table, a column a tensor
+UNIT = 16384  # elements a thread takes at a time
+ALIGN = 64  # elements: where tensors begin in the flat range, so that units share no line of the cache
+SMALL = 65536  # elements: up to here the calling thread is done before another could help
+
+# A job, in words of 64 bits: what stays, what each step says, and the counters, in a line of the cache each.
+COUNT, TABLE, TIMES, SHARES, ROW_OF, ROWS, STOCHASTIC, SAME, TICKET, NEXT = 0, 1, 2, 3, 4, 5, 6, 7, 8, 16
+# The table's rows; its columns are the tensors. FIRST: where one begins in the flat range.
 P, G, M, B, STEP, FIRST, SIZE, SALT = range(8)
+ROW = len(Scalars._fields) + 4  # the numbers of one t: Scalars, gain, l2, shrink, lr
+
+_STORED: dict[Any, Any] = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16}
+_nbytes = attrgetter("nbytes")
+_forked = False
 
 
 def unusable() -> str:
@@ -53,202 +59,266 @@ def unusable() -> str:
     return _why_not
 
 
+def step(bucket: Bucket, o: Options) -> None:
+    if o.found_inf is not None and float(o.found_inf) != 0:
+        return
+    tables: _Tables | None = bucket.memo.get("tables")
+    if tables is None:
+        tables = bucket.memo["tables"] = _Tables(bucket)
+    if list(map(_nbytes, bucket.params)) != tables.nbytes:
+        raise RuntimeError("a parameter has another size than its averages")
+    grads = bucket.grads
+    if tables.fit(grads):
+        tables.table[G] = bucket.grad_addresses
+    else:  # the copies live until the kernel is done
+        grads = [_laid_out(g, p, p.dtype) for g, p in zip(grads, bucket.params, strict=True)]
+        tables.table[G] = list(map(Tensor.data_ptr, grads))
+
+    threads = torch.get_num_threads() if tables.parallel and not _forked else 1
+    job, address = tables.job(threads)
+    job[ROW_OF:] = 0
+    tables.call(address)  # reads the steps
+    if job[SAME]:
+        times, row_of, rows = tables.times[:1], tables.row_of, tables.rows
+    else:  # parameters that joined late count their own
+        times, row_of = np.unique(tables.times, return_inverse=True)
+        rows = np.empty((len(times), ROW), tables.rows.dtype)
+    gain = (-1 if o.maximize else 1) / (1 if o.grad_scale is None else float(o.grad_scale))
+    for row, t in zip(rows, times.tolist(), strict=True):
+        row[:] = (*scalars(t, o.hyper), gain, o.l2, float(o.shrink), float(o.lr))
+    job[ROW_OF:SAME] = row_of.ctypes.data, rows.ctypes.data, o.stochastic_rounding
+    if threads > 1:
+        _openmp()(tables.code, address, threads, 0)
+    else:
+        tables.call(address)
+    torch.autograd.graph.increment_version(bucket.params)  # as an in-place operation does, for autograd
+
+
+class _Tables:
+    """What holds while parameters and averages stay where they are."""
+
+    def __init__(self, bucket: Bucket) -> None:
+        params, n = bucket.params, len(bucket.params)
+        for averages in (bucket.exp_avgs, bucket.exp_avg_sqs):
+            for x, p in zip(averages, params, strict=True):
+                if _layout(x) != _layout(p):  # it comes from a file, or p has changed its memory format
+                    x.data = _laid_out(x, p, x.dtype)
+        for t in bucket.steps:
+            if t.dtype != torch.float32:
+                t.data = t.float()
+        self.table = np.empty((8, n), np.int64)
+        tensors = {P: params, M: bucket.exp_avgs, B: bucket.exp_avg_sqs, STEP: bucket.steps}
+        for row, column in tensors.items():
+            self.table[row] = list(map(Tensor.data_ptr, column))
+        self.table[SIZE] = list(map(Tensor.numel, params))
+        self.table[SALT] = bucket.salts
+        padded = -(-self.table[SIZE] // ALIGN) * ALIGN
+        self.table[FIRST] = np.cumsum(padded) - padded
+        self.nbytes = list(map(_nbytes, params))
+        self.strides = None if all(map(Tensor.is_contiguous, params)) else list(map(Tensor.stride, params))
+        spans = sorted(x for x in zip(self.table[P].tolist(), self.nbytes, strict=True) if x[1])
+        apart = all(begin + size <= following for (begin, size), (following, _) in pairwise(spans))
+        self.parallel = apart and int(padded.sum()) > SMALL and _openmp() is not None
+        kernel = _compiled(params[0].dtype, bucket.exp_avgs[0].dtype)
+        self.call, self.code = kernel.ctypes, kernel.address
+        self.times, self.row_of = np.empty(n, np.float32), np.zeros(n, np.int64)
+        self.rows = np.empty((1, ROW), _STORED[bucket.wide])
+        self.jobs: dict[int, tuple[Any, int]] = {}
+
+    def fit(self, grads: list[Tensor]) -> bool:
+        """Whether gradients lie in memory as the parameters do."""
+        if self.strides is None:
+            fit = all(map(Tensor.is_contiguous, grads))
+        else:
+            fit = list(map(Tensor.stride, grads)) == self.strides
+        return fit and list(map(_nbytes, grads)) == self.nbytes
+
+    def job(self, threads: int) -> tuple[Any, int]:
+        if threads not in self.jobs:
+            job = np.zeros(NEXT + 8 * threads, np.int64)
+            job[:ROW_OF] = len(self.times), self.table.ctypes.data, self.times.ctypes.data, threads
+            self.jobs[threads] = job, job.ctypes.data
+        return self.jobs[threads]
+
+
+def _layout(x: Tensor) -> list[int]:
+    return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1]
+
+
+def _laid_out(x: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
+    """x as p lies in memory: itself or a copy."""
+    if x.shape != p.shape:
+        raise RuntimeError(f"averages or gradient have shape {tuple(x.shape)}, the parameter {tuple(p.shape)}")
+    if x.dtype == dtype and _layout(x) == _layout(p):
+        return x
+    return torch.empty_like(p, dtype=dtype).copy_(x)
+
+
+@cache
+def _openmp() -> Any:
+    """OpenMP's "run this on so many threads", from the library PyTorch is linked with; None without one.
+
+    The entry is GCC's, and the libraries of LLVM and Intel have it too. The number is always PyTorch's own:
+    GCC's library ends threads that one call has no use for.
+    """
+    try:
+        parallel = ctypes.CDLL(torch._C.__file__).GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
+
+
+def _in_child() -> None:
+    global _forked
+    _forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
+
+
+@cache
+def _compiled(p_dtype: torch.dtype, average_dtype: torch.dtype) -> Any:
+    # Numba's cache on disk knows this file and what a function closes over, not the functions that it calls.
+    source = hashlib.sha256(Path(rule.__file__).read_bytes()).hexdigest()
+    wide = np.float64 if p_dtype == torch.float64 else np.float32
+    kernel = _kernel(source, _STORED[p_dtype], _STORED[average_dtype], wide)
+    # An empty XDG_CACHE_HOME would put the cache into the current folder.
+    on_disk = os.environ.get("XDG_CACHE_HOME") != "" or bool(os.environ.get("NUMBA_CACHE_DIR"))
+    try:
+        return numba.cfunc("void(int64)", error_model="numpy", cache=on_disk)(kernel)
+    except Exception:  # there is no folder to write to, the disk is full, a file in it is damaged
+        return numba.cfunc("void(int64)", error_model="numpy")(kernel)
+
+
 def _njit(f: Callable[..., Any]) -> Any:
     return f if _why_not else numba.njit(error_model="numpy")(f)
 
 
-def _instruction(f: Callable[..., Any]) -> Any:
-    return f if _why_not else intrinsic(f)
+def _intrinsic(f: Callable[..., Any]) -> Any:
+    return f if _why_not else extending.intrinsic(f)
 
 
-@_instruction
-def _pointer(_: Any, address: Any) -> Any:
-    byte = ir.IntType(8).as_pointer()
-    return types.voidptr(types.int64), lambda c, builder, s, args: builder.inttoptr(args[0], byte)
-
-
-@_instruction
-def _next(_: Any, address: Any) -> Any:
-    """Count up the word at an address; the old count."""
-
-    def code(c: Any, builder: Any, s: Any, args: Any) -> Any:
-        word = ir.IntType(64)
-        return builder.atomic_rmw("add", builder.inttoptr(args[0], word.as_pointer()), word(1), "monotonic")
-
-    return types.int64(types.int64), code
-
-
-@_instruction
-def _float(_: Any, bits: Any) -> Any:
-    return types.float32(types.uint32), lambda c, builder, s, args: builder.bitcast(args[0], ir.FloatType())
-
-
-@_instruction
-def _bits(_: Any, x: Any) -> Any:
-    return types.uint32(types.float32), lambda c, builder, s, args: builder.bitcast(args[0], ir.IntType(32))
-
-
-def _wide(x: Any) -> Any: ...
-def _narrow(x: Any, kind: Any, random: Any, stochastic: Any) -> Any: ...
-
-
-if not _why_not:
-
-    @overload(_wide)
-    def _(x):
-        if x == types.uint16:
-            return lambda x: _float(np.uint32(np.uint32(x) << np.uint32(16)))
-        return lambda x: x
-
-    @overload(_narrow)
-    def _(x, kind, random, stochastic):
-        if kind.dtype != types.uint16:
-            return lambda x, kind, random, stochastic: x
-
-        def narrow(x, kind, random, stochastic):
-            now = _bits(x)
-            up = np.uint32(random & 0xFFFF) if stochastic else np.uint32(0x7FFF + ((now >> 16) & 1))
-            up = up if x == x else np.uint32(0)
-            return np.uint16(np.uint32(now + up) >> 16)
-
-        return narrow
+_direction = _njit(rule.direction)
+_sqrt = _njit(lambda x: np.sqrt(x))
+_at_least = _njit(lambda x, low: low if x < low else x)  # NaN stays
+_at_most = _njit(lambda x, high: high if x > high else x)
 
 
 @_njit
-def _mix(x):
-    """rounding.mix in 32 bits."""
+def _mix(x: Any) -> Any:
+    """rounding.mix, in 32 bits all along: Numba would widen it to 64."""
     x = np.uint32(np.uint32(x ^ (x >> 16)) * 0x7FEB352D)
     x = np.uint32(np.uint32(x ^ (x >> 15)) * 0x846CA68B)
     return np.uint32(x ^ (x >> 16))
 
-_direction = _njit(rule.direction)
-_sqrt = _njit(lambda x: np.sqrt(x))
-_at_least = _njit(lambda x, low: low if x < low else x)
-_at_most = _njit(lambda x, high: high if x > high else x)
 
-def _kernel(source: str, p_kind: Any, s_kind: Any, k_kind) -> Any:
-    p_bytes, s_bytes = np.dtype(p_kind).itemsize, np.dtype(s_kind).itemsize
+@_njit
+def _to_bfloat16(x: Any, random: Any, stochastic: Any) -> Any:
+    """The bits of x (float32) rounded by the low 16 random bits, or to nearest even."""
+    bits = np.float32(x).view(np.uint32)
+    up = np.uint32(random & 0xFFFF) if stochastic else np.uint32(0x7FFF + ((bits >> 16) & 1))
+    up = up if x == x else np.uint32(0)  # it would turn some NaN into 0; an infinity has nothing to carry
+    return np.uint16(np.uint32(bits + up) >> 16)
+
+
+def _widen(x: Any) -> Any: ...  # what is stored -> what is computed with
+def _narrow(x: Any, kind: Any, random: Any, stochastic: Any) -> Any: ...  # and back
+
+
+if not _why_not:
+    extending.overload(_widen)(
+        lambda x: (
+            (lambda x: np.uint32(np.uint32(x) << 16).view(np.float32))
+            if x == numba.types.uint16
+            else (lambda x: x)
+        )
+    )
+    extending.overload(_narrow)(
+        lambda x, kind, random, stochastic: (
+            (lambda x, kind, random, stochastic: _to_bfloat16(x, random, stochastic))
+            if kind.dtype == numba.types.uint16
+            else (lambda x, kind, random, stochastic: x)
+        )
+    )
+
+
+@_intrinsic
+def _pointer(_: Any, address: Any) -> Any:
+    byte = ir.IntType(8).as_pointer()
+    signature = numba.types.voidptr(numba.types.int64)
+    return signature, lambda c, builder, s, args: builder.inttoptr(args[0], byte)
+
+
+@_intrinsic
+def _count(_: Any, address: Any) -> Any:
+    """The word at an address, which goes up by one."""
+    word = ir.IntType(64)
+
+    def code(c: Any, builder: Any, s: Any, args: Any) -> Any:
+        pointer = builder.inttoptr(args[0], word.as_pointer())
+        return builder.atomic_rmw("add", pointer, word(1), "monotonic")
+
+    return numba.types.int64(numba.types.int64), code
+
+
+def _kernel(source: str, kind: Any, average: Any, wide: Any) -> Callable[[int], None]:
+    """The kernel for parameters and gradients stored as `kind`, averages as `average`, numbers as `wide`."""
+    p_bytes, m_bytes = np.dtype(kind).itemsize, np.dtype(average).itemsize
+
     def run(address: int) -> None:
-        source
-        job = numba.carray(_pointer(address), 16, np.int64)
-        n = job[TENSORS]
+        source  # noqa: B018 (to close over it)
+        job = numba.carray(_pointer(address), NEXT, np.int64)
+        n = job[COUNT]
         table = numba.carray(_pointer(job[TABLE]), (8, n), np.int64)
-        ts = numba.carray(_pointer(job[STEPS]), n, np.float32)
-        if job[RUN] == 0:
+        times = numba.carray(_pointer(job[TIMES]), n, np.float32)
+        if job[ROWS] == 0:
+            job[SAME] = 1
             for i in range(n):
-                ts[i] = numba.carray(_pointer(table[STEP, i]), 1, np.float32)[0] + np.float32(1)
+                times[i] = numba.carray(_pointer(table[STEP, i]), 1, np.float32)[0] + np.float32(1)
+                job[SAME] &= times[i] == times[0]
             return
-        ticket = _next(address + 8 * TICKET)
+        ticket = _count(address + 8 * TICKET)
         if ticket == 0:
             for i in range(n):
-                numba.carray(_pointer(table[STEP, i]), 1, np.float32)[0] = ts[i]
+                numba.carray(_pointer(table[STEP, i]), 1, np.float32)[0] = times[i]
         row_of = numba.carray(_pointer(job[ROW_OF]), n, np.int64)
-        rows = numba.carray(_pointer(job[ROWS]), (n, 12), k_kind)
-        units = (table[FIRST, n - 1] + table[SIZE, n - 1] + UNIT - 1) // UNIT
-        shares = job[SHARES]
+        rows = numba.carray(_pointer(job[ROWS]), (n, ROW), wide)
+        units, shares = (table[FIRST, n - 1] + table[SIZE, n - 1] + UNIT - 1) // UNIT, job[SHARES]
         for turn in range(shares):
             share = (ticket + turn) % shares
-            counter = address + 8 * (COUNTERS + 8 * share)
-            first, last = share * units // shares, (share + 1) * units // shares
-            unit = first + _next(counter)
-            while unit < last:
+            begin, end = share * units // shares, (share + 1) * units // shares
+            unit = begin + _count(address + 8 * (NEXT + 8 * share))
+            while unit < end:
                 low = unit * UNIT
                 i = np.searchsorted(table[FIRST], low, "right") - 1
                 while i < n and table[FIRST, i] < low + UNIT:
                     start = max(low - table[FIRST, i], 0)
-                    count = min(low + UNIT - table[FIRST, i], table[SIZE, i]) - start
-                    if count > 0:
+                    size = min(low + UNIT - table[FIRST, i], table[SIZE, i]) - start
+                    if size > 0:
+                        p = numba.carray(_pointer(table[P, i] + start * p_bytes), size, kind)
+                        g = numba.carray(_pointer(table[G, i] + start * p_bytes), size, kind)
+                        m = numba.carray(_pointer(table[M, i] + start * m_bytes), size, average)
+                        b = numba.carray(_pointer(table[B, i] + start * m_bytes), size, average)
                         r = rows[row_of[i]]
                         k = Scalars(r[0], r[1], r[2], r[3], r[4], r[5], r[6], r[7])
                         gain, l2, shrink, lr = r[8], r[9], r[10], r[11]
-                        p = numba.carray(_pointer(table[P, i] + start * p_bytes), count, p_kind)
-                        g = numba.carray(_pointer(table[G, i] + start * p_bytes), count, p_kind)
-                        m = numba.carray(_pointer(table[M, i] + start * s_bytes), count, s_kind)
-                        b = numba.carray(_pointer(table[B, i] + start * s_bytes), count, s_kind)
-                        salt = table[SALT, i] ^ np.int64(ts[i])
-                        key, p_key, from_ = _mix(np.uint32(salt)), _mix(np.uint32(~salt)), np.uint32(start)
-                        weights = job[WEIGHTS] != 0
-                        for j in range(count):
-                            old = _wide(p[j])
-                            d, m_new, b_new = _direction(gain * _wide(g[j]) + l2 * old, _wide(m[j]), _wide(b[j]), k, _sqrt, _at_least, _at_most)
-                            index = np.uint32(np.uint32(j) + from_)
-                            random = _mix(np.uint32(index ^ key))
-                            m[j] = _narrow(m_new, s_kind, random, True)
-                            b[j] = _narrow(b_new, s_kind, random >> 16, True)
-                            p[j] = _narrow(old * shrink - lr * d, p_kind, _mix(np.uint32(index ^ p_key)), weights)
+                        salt, weights = table[SALT, i] ^ np.int64(times[i]), job[STOCHASTIC] != 0
+                        key, p_key, first = _mix(np.uint32(salt)), _mix(np.uint32(~salt)), np.uint32(start)
+                        for j in range(size):
+                            old = _widen(p[j])
+                            d, m_new, b_new = _direction(
+                                *(gain * _widen(g[j]) + l2 * old, _widen(m[j]), _widen(b[j])),
+                                *(k, _sqrt, _at_least, _at_most),
+                            )
+                            index = np.uint32(np.uint32(j) + first)
+                            bits, p_bits = _mix(np.uint32(index ^ key)), _mix(np.uint32(index ^ p_key))
+                            m[j] = _narrow(m_new, average, bits, True)
+                            b[j] = _narrow(b_new, average, bits >> 16, True)
+                            p[j] = _narrow(old * shrink - lr * d, kind, p_bits, weights)
                     i += 1
-                unit = first + _next(counter)
+                unit = begin + _count(address + 8 * (NEXT + 8 * share))
+
     return run
-
-_KINDS = {torch.float32: np.float32, torch.float64: np.float64, torch.bfloat16: np.uint16}
-
-@cache
-def _compiled(p_dtype: torch.dtype, s_dtype: torch.dtype) -> Any:
-    source = hashlib.sha256(Path(rule.__file__).read_bytes()).hexdigest()
-    f = _kernel(source, _KINDS[p_dtype], _KINDS[s_dtype], np.float64 if p_dtype == torch.float64 else np.float32)
-    try:
-        return numba.cfunc("void(int64)", cache=True, error_model="numpy")(f)
-    except RuntimeError:
-        return numba.cfunc("void(int64)", error_model="numpy")(f)
-
-_fork = None
-
-def _threads():
-    lib = ctypes.CDLL(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so")
-    f = lib.GOMP_parallel
-    f.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
-    f.restype = None
-    return f
-_fork = _threads()
-_nbytes = attrgetter("nbytes")
-
-class _Tables:
-    def __init__(self, bucket):
-        n = len(bucket.params)
-        table = self.table = np.empty((8, n), np.int64)
-        for row, xs in zip((P, M, B, STEP), (bucket.params, bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps)):
-            table[row] = [x.data_ptr() for x in xs]
-        self.nbytes = [p.nbytes for p in bucket.params]
-        table[SIZE] = [p.numel() for p in bucket.params]
-        padded = (table[SIZE] + PADDING - 1)//PADDING*PADDING
-        table[FIRST] = np.cumsum(padded) - padded
-        table[SALT] = bucket.salts
-        self.kernel = _compiled(bucket.params[0].dtype, bucket.exp_avgs[0].dtype)
-        self.run = self.kernel.ctypes
-        self.address = self.kernel.address
-        self.zeros = np.zeros(n, np.int64)
-        self.threads = 1 + int(padded.sum()) // 65536
-        self.contiguous = all(p.is_contiguous() for p in bucket.params)
-        self.ts = np.empty(n, np.float32)
-        self.kind = np.float64 if bucket.wide == torch.float64 else np.float32
-
-def step(bucket: Bucket, o: Options) -> None:
-    if o.found_inf is not None and float(o.found_inf) != 0:
-        return
-    tables = bucket.memo.get("tables")
-    if tables is None:
-        tables = bucket.memo["tables"] = _Tables(bucket)
-    grads = bucket.grads
-    assert all(map(Tensor.is_contiguous, grads)) and list(map(_nbytes, grads)) == tables.nbytes and list(map(_nbytes, bucket.params)) == tables.nbytes
-    table = tables.table
-    table[G] = bucket.grad_addresses
-    ts = tables.ts
-    shares = min(torch.get_num_threads(), tables.threads)
-    job = np.zeros(16 + 8 * shares, np.int64)
-    job[:7] = len(grads), table.ctypes.data, ts.ctypes.data, tables.zeros.ctypes.data, 0, o.stochastic_rounding, shares
-    tables.run(job.ctypes.data)
-    if (ts == ts[0]).all():
-        distinct = [float(ts[0])]
-    else:
-        u, row_of = np.unique(ts, return_inverse=True)
-        distinct = u.tolist()
-        job[ROW_OF] = row_of.ctypes.data
-    gain = (-1 if o.maximize else 1) / (1 if o.grad_scale is None else float(o.grad_scale))
-    lr = float(o.lr)
-    rows = np.array([(*scalars(t, o.hyper), gain, o.l2, o.shrink, lr) for t in distinct], tables.kind)
-    job[ROWS] = rows.ctypes.data
-    job[RUN] = 1
-    if shares > 1:
-        _fork(tables.address, job.ctypes.data, shares, 0)
-    else:
-        tables.run(job.ctypes.data)

@@ -28,7 +28,8 @@ def step(bucket: Bucket, o: Options) -> None:
     ):
         t += 1
         k = scalars(t.to(bucket.wide), o.hyper, torch) if o.on_device else scalars(t.item(), o.hyper)
-        p_wide, g = p.to(bucket.wide), g.to(bucket.wide) * (-1 if o.maximize else 1)
+        # A copy, because p is written to and backward needs what it was.
+        p_wide, g = p.to(bucket.wide, copy=True), g.to(bucket.wide) * (-1 if o.maximize else 1)
         d, m_new, b_new = direction(g + o.l2 * p_wide, m, b, k, _sqrt, _at_least, _at_most)
         m.copy_(m_new)
         b.copy_(b_new)

@@ -64,20 +64,20 @@ def _check_fit(p: Tensor, g: Tensor, m: Tensor, b: Tensor) -> None:
 class Gathered:
     """One parameter group as buckets."""
 
-    def __init__(self, group: dict[str, Any], first: int, lists: Lists, states: list[dict[str, Any]]) -> None:
-        """`first`: the index of the group's first parameter in the optimizer."""
+    def __init__(self, group: dict[str, Any], first: int, lists: Lists, positions: list[int]) -> None:
+        """`first`: the index of the group's first parameter; `positions`: of each state among all states."""
         self.all_params = list(group["params"])
         self.flags = _flags(group)
         self.absent = [p.grad is None for p in self.all_params]
         self.buckets, self.members = sort(group, first, lists)
-        self.params, self.states = lists[0], states
+        self.params, self.positions = lists[0], positions
         self.dtypes = list(map(_dtype, lists[1]))
         self.plain = all(real(p) is p for p in self.params)
-        # An id tells a tensor for as long as it lives, so any death makes all this stale.
+        # An id tells a tensor, an address its memory, for as long as they live: a death makes all this stale.
         self.alive = True
-        self.ids = [list(map(id, map(key, states))) for key in _AVERAGES]
-        self.refs = [weakref.ref(key(state), self._died) for state in states for key in _AVERAGES]
-        self.first_averages = list(map(_address, map(_AVERAGES[0], states)))
+        self.ids = [list(map(id, averages)) for averages in lists[2:]]
+        self.refs: list[Any] = [weakref.ref(x, self._died) for averages in lists[2:] for x in averages]
+        self.refs += [weakref.ref(real(x).untyped_storage(), self._died) for xs in lists[2:] for x in xs]
         for bucket in self.buckets:
             bucket.addresses = list(map(_address, bucket.params))
             bucket.grad_addresses = list(map(_address, bucket.grads))
@@ -85,27 +85,24 @@ class Gathered:
     def _died(self, _: object) -> None:
         self.alive = False
 
-    def still(self, group: dict[str, Any]) -> bool:
+    def still(self, group: dict[str, Any], states: list[dict[str, Any]]) -> bool:
         """Take this step's tensors; False where anything but the gradients has changed."""
         params = group["params"]
-        if (
-            len(params) != len(self.all_params)
-            or not all(map(is_, params, self.all_params))
-            or _flags(group) != self.flags
-        ):
+        if len(params) != len(self.all_params) or not all(map(is_, params, self.all_params)):
+            return False
+        if _flags(group) != self.flags or not self.alive:
             return False
         grads = list(map(_grad, params))
-        if len(self.params) != len(params):
+        if True in self.absent:
             if [g is None for g in grads] != self.absent:
                 return False
             grads = [g for g in grads if g is not None]
-        if not self.alive or [list(map(id, map(key, self.states))) for key in _AVERAGES] != self.ids:
-            return False
         try:
-            if list(map(_dtype, grads)) != self.dtypes:
+            if len(self.positions) != len(states):
+                states = [states[i] for i in self.positions]
+            if [list(map(id, map(key, states))) for key in _AVERAGES] != self.ids:
                 return False
-            # Whoever moves averages by `.data = ...` moves all of them.
-            if list(map(_address, map(_AVERAGES[0], self.states))) != self.first_averages:
+            if list(map(_dtype, grads)) != self.dtypes:
                 return False
             for bucket, index in zip(self.buckets, self.members, strict=True):
                 whole = len(index) == len(grads)
@@ -116,12 +113,10 @@ class Gathered:
                     return False
                 if not bucket.memo:  # a body with a memo knows the averages by address
                     bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps = (
-                        self._real([key(self.states[i]) for i in index]) for key in _AVERAGES
+                        self._real([key(states[i]) for i in index]) for key in _AVERAGES
                     )
-        except (
-            RuntimeError,
-            TypeError,
-        ):  # a gradient without an address: sparse, or none. Gathering anew sees to it.
+        except (RuntimeError, TypeError, AttributeError, LookupError):
+            # No gradient, a sparse one, no state any more: gathering anew deals with it or finds the words.
             return False
         return True
 

@@ -147,6 +147,7 @@ def step(bucket: Bucket, o: Options) -> None:
     else:
         with torch.cuda.device(tables.device):
             _launch(tables, grads, o)
+    torch.autograd.graph.increment_version(bucket.params)  # as an in-place operation does, for autograd
 
 
 def _launch(tables: _Tables, grads: Tensor, o: Options) -> None:

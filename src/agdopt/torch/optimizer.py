@@ -1,7 +1,8 @@
 """class AGD: parameter groups, state, saving and loading. The arithmetic is in core and in the executors."""
 
+import warnings
 from collections.abc import Callable
-from operator import is_
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -14,6 +15,7 @@ from agdopt.torch.bucket import Bucket, Options
 from agdopt.torch.checks import check_group, check_params, state_dtype
 from agdopt.torch.foreach import step as _foreach
 from agdopt.torch.gather import Gathered, Lists, real, sort
+from agdopt.torch.loop import step as _loop
 from agdopt.torch.saving import AsSaved, protect
 
 __all__ = ["AGD"]
@@ -89,15 +91,10 @@ class AGD(Optimizer):
         }
         check_group(defaults)
         super().__init__(params, defaults)
-        self._forget()
+        self._gathered: dict[int, Gathered] = {}
         if fused:
             # Read by torch's GradScaler, and by trainers, which then refuse gradient clipping.
             self._step_supports_amp_scaling = True
-
-    def _forget(self) -> None:
-        """Drop what is kept from step to step; all of it can be gathered anew."""
-        self._gathered: dict[int, Gathered] = {}
-        self._states: list[dict[str, Any]] = []
 
     @property
     def executor(self) -> dict[str, str]:
@@ -109,8 +106,7 @@ class AGD(Optimizer):
         }
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        group = {**self.defaults, **param_group}
-        check_group(group)
+        check_group({**self.defaults, **param_group})
         super().add_param_group(param_group)
         try:
             check_params(self.param_groups)
@@ -137,20 +133,19 @@ class AGD(Optimizer):
         return loss
 
     def _step(self) -> None:
-        if len(self._states) != len(self.state) or not all(map(is_, self._states, self.state.values())):
-            self._gathered.clear()  # somebody has put another state in place
+        states = list(self.state.values())
         stepped = []
-        first, fresh = 0, False
+        first = 0
         for index, group in enumerate(self.param_groups):  # all is looked at before anything is changed
             gathered = self._gathered.get(index)
-            if gathered is None or not gathered.still(group):
+            if gathered is None or not gathered.still(group, states):
                 lists = self._lists(group)
-                gathered = Gathered(group, first, lists, [self.state[p] for p in lists[0]])
-                self._gathered[index], fresh = gathered, True
+                places = {id(p): i for i, p in enumerate(self.state)}
+                gathered = Gathered(group, first, lists, [places[id(p)] for p in lists[0]])
+                self._gathered[index] = gathered
             stepped.append((gathered, self._options(group)))
             first += len(group["params"])
-        if fresh:
-            self._states = list(self.state.values())
+        del states
         try:
             for gathered, options in stepped:
                 for bucket in gathered.buckets:
@@ -195,13 +190,18 @@ class AGD(Optimizer):
             if p.grad is None:
                 continue
             state = self.state[p]
-            on_device = group["capturable"] or executor.choose(real(p.detach()), group).name == "gpu"
+            name = executor.choose(real(p.detach()), group).name
+            on_device = group["capturable"] or name == "gpu"
             if "step" not in state:
                 state["step"] = torch.zeros((), dtype=torch.float32)
                 for key in ("exp_avg", "exp_avg_sq"):
                     state[key] = torch.zeros_like(
                         p, dtype=state_dtype(p, group), memory_format=torch.preserve_format
                     )
+            if name in ("cpu", "gpu"):  # they take elements as they lie in memory
+                for key in ("exp_avg", "exp_avg_sq"):
+                    if real(state[key]).stride() != real(p.detach()).stride():
+                        state[key] = torch.empty_like(p, dtype=state[key].dtype).copy_(state[key])
             # A body that counts on the host must not wait for the device, nor the other way round.
             home = p.device if on_device else torch.device("cpu")
             if state["step"].device != home:
@@ -233,12 +233,15 @@ class AGD(Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, but averages come back in their own dtype (torch casts them to the parameter's)."""
+        unknown: list[str] = []
         # The last hook to run: it sees the dict as other hooks leave it, before anything is loaded.
-        handle = self.register_load_state_dict_pre_hook(protect)
+        handle = self.register_load_state_dict_pre_hook(partial(protect, unknown))
         try:
             super().load_state_dict(state_dict)
         finally:
             handle.remove()
+        if unknown:
+            warnings.warn(f"AGD has no {', '.join(unknown)}: left out when loading", stacklevel=2)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -252,7 +255,7 @@ class AGD(Optimizer):
                         kept[key] = value.tensor.to(device=p.device, dtype=state_dtype(p, group))
                 if "step" in kept and not isinstance(kept["step"], Tensor):
                     kept["step"] = torch.tensor(float(kept["step"]), dtype=torch.float32)
-        self._forget()
+        self._gathered = {}
         if self.defaults.get("fused"):
             self._step_supports_amp_scaling = True
 
@@ -263,4 +266,10 @@ def _multi_tensor_agd(bucket: Bucket, options: Options) -> None:
 
 
 def _run(bucket: Bucket, options: Options) -> None:
+    if bucket.body in (_foreach, _loop) and options.found_inf is not None:
+        # With fused=True the scaler leaves the unscaling to us, also for what takes another body.
+        if float(options.found_inf):
+            return
+        if options.grad_scale is not None:
+            bucket.grads = list(torch._foreach_div(bucket.grads, options.grad_scale))
     (_multi_tensor_agd if bucket.body is _foreach else bucket.body)(bucket, options)

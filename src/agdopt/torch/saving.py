@@ -1,10 +1,11 @@
 """Loading a state_dict: what does not fit is refused, what is not ours is named, averages stay exact."""
 
-import warnings
 from typing import Any
 
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
+
+from agdopt.torch.checks import check_group
 
 
 class AsSaved:
@@ -28,38 +29,48 @@ _FOREIGN = {
 }
 
 
-def protect(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """Refuse what does not fit, name what is not ours, wrap the averages."""
-    unknown: set[str] = set()
-    saved_groups = state_dict["param_groups"]
-    for group in saved_groups:
-        if "delta" not in group:
+def protect(unknown: list[str], optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    """Refuse what does not fit, list in `unknown` and leave out what is not ours, wrap the averages."""
+    ours = optimizer.defaults.keys()
+    found: set[str] = set()
+    groups = []
+    for saved in state_dict["param_groups"]:
+        if "delta" not in saved:
             raise ValueError(
-                f"this state_dict is not AGD's: its groups have no delta, only {sorted(set(group))}; "
+                f"this state_dict is not AGD's: its groups have no delta, only {sorted(set(saved))}; "
                 "the averages of another optimizer have another scale"
             )
-        if not group.keys() >= optimizer.defaults.keys():  # not written by this version
-            unknown |= {
-                f"group option {key!r}" for key in group.keys() - optimizer.defaults.keys() - _FOREIGN
-            }
+        group = dict(saved)
+        if not group.keys() >= ours:  # not written by this version
+            for key in group.keys() - ours - _FOREIGN:
+                found.add(f"group option {key!r}")
+                del group[key]
             if group.get("clip") is not None:
-                unknown.add(
-                    f"clip={group['clip']} (here it bounds |mhat / max(bhat, delta)|; other versions differ)"
-                )
-    saved = [i for group in saved_groups for i in group["params"]]
+                found.add(f"clip={group['clip']} of that kind (here it bounds |mhat / max(bhat, delta)|)")
+                group["clip"] = None
+        check_group({**optimizer.defaults, **group})
+        groups.append(group)
+    ids = [i for group in groups for i in group["params"]]
     params = [p for group in optimizer.param_groups for p in group["params"]]
     states = dict(state_dict["state"])
-    for i, p in zip(saved, params, strict=False):  # torch's loader compares the lengths
-        if i not in states:
-            continue
-        entry = dict(states[i])
-        unknown |= {f"state {key!r}" for key in entry.keys() - {"step", "exp_avg", "exp_avg_sq"}}
-        for key in ("exp_avg", "exp_avg_sq"):
-            if key not in entry or entry[key].shape != p.shape:
-                found = tuple(entry[key].shape) if key in entry else "nothing"
-                raise ValueError(f"{key} of parameter {i} has shape {found}, the parameter {tuple(p.shape)}")
-            entry[key] = AsSaved(entry[key])
-        states[i] = {key: entry[key] for key in ("step", "exp_avg", "exp_avg_sq") if key in entry}
-    if unknown:
-        warnings.warn(f"AGD has no {', '.join(sorted(unknown))}: left out when loading", stacklevel=4)
-    return {**state_dict, "state": states}
+    for i, p in zip(ids, params, strict=False):  # torch's loader compares the lengths
+        if i in states:
+            found |= {f"state {key!r}" for key in states[i].keys() - set(_STATE)}
+            states[i] = _wrapped(states[i], i, p)
+    unknown += sorted(found)
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+_STATE = ("step", "exp_avg", "exp_avg_sq")
+
+
+def _wrapped(state: dict[str, Any], i: int, p: Tensor) -> dict[str, Any]:
+    for key in _STATE:
+        value = state.get(key)
+        if value is None or (key != "step" and not (isinstance(value, Tensor) and value.shape == p.shape)):
+            told = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(
+                f"{key} of parameter {i} is {told}, for a parameter of shape {tuple(p.shape)}: "
+                "this state_dict belongs to another model, or was cut short"
+            )
+    return {key: state[key] if key == "step" else AsSaved(state[key]) for key in _STATE}
