@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tests.cases import BODIES, OPTIONS
-from tests.tolerances import FLOAT32, FLOAT64, GRADCHECK
+from tests.tolerances import FLOAT32, GRADCHECK
 from tests.twin import agd, step_beside_reference
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -213,43 +213,36 @@ def test_complex_2d(trainer):
         assert torch.equal(torch.complex(real, imag), a)
 
 
-def _matches_forloop(dtype, rtol, **flags):
-    """torch's _test_derived_optimizers: a layer frozen and thawed on the way, a step without gradients."""
+def _matches_forloop(dtype, **flags):
+    """torch's _test_derived_optimizers: a layer frozen and thawed on the way, a step without gradients.
+
+    Both are held to the rule at every step, since paths of nearly constant gradients (s = 0) fan out.
+    """
     for name in OPTIONS:
-        models, optimizers = [], []
+        steps = []
         for flag in ({"foreach": False}, flags):
             torch.manual_seed(1)
             model = nn.Sequential(nn.Linear(2, 3), nn.Sigmoid(), nn.Linear(3, 1), nn.Sigmoid()).to(dtype)
-            empty = torch.empty((), dtype=dtype, requires_grad=True)
-            with torch.no_grad():
-                empty.fill_(1.0)
-            empty.grad = torch.rand_like(empty)
-            models.append(model)
-            optimizers.append(AGD([*model.parameters(), empty], **flag, **options(name)))
-        x = torch.linspace(0.1, 0.6, 6, dtype=dtype).reshape(3, 2)
-        for i in range(7):
-            for model, optimizer in zip(models, optimizers, strict=True):
+            scalar = Parameter(torch.ones((), dtype=dtype))
+            optimizer = AGD([*model.parameters(), scalar], **flag, **options(name))
+            x = torch.linspace(0.1, 0.6, 6, dtype=dtype).reshape(3, 2)
+            for i in range(7):
                 optimizer.zero_grad()
                 model[2].requires_grad_(not 3 <= i < 5)
                 if i != 2:
-                    model(x).sum().backward()
-                optimizer.step()
-            ours, theirs = (
-                [x for p, state in optimizer.state.items() for x in (p.detach(), *state.values())]
-                for optimizer in optimizers
-            )
-            torch.testing.assert_close(ours, theirs, rtol=rtol, atol=rtol * 1e-3)
+                    (model(x).sum() * scalar).backward()
+                step_beside_reference(optimizer)
+            steps.append([int(state["step"]) for state in optimizer.state.values()])
+        assert steps == [[6, 6, 4, 4, 6]] * 2
 
 
 def test_foreach_matches_forloop():
-    _matches_forloop(torch.float64, 10 * FLOAT64.p, foreach=True)
+    _matches_forloop(torch.float64, foreach=True)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "rtol"), [(torch.float64, 10 * FLOAT64.p), (torch.float32, 20 * FLOAT32.p)]
-)
-def test_fused_matches_forloop(dtype, rtol):
-    _matches_forloop(dtype, rtol, fused=True)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_fused_matches_forloop(dtype):
+    _matches_forloop(dtype, fused=True)
 
 
 @pytest.mark.parametrize("default", [torch.float64, torch.float16])
@@ -285,7 +278,7 @@ def peak_bytes(step, tmp_path) -> int:
     profile.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     memory = sorted(
-        (e for e in events if e["name"] == "[memory]"), key=lambda e: (e["ts"], e["args"]["Ev Idx"])
+        (e for e in events if e["name"] == "[memory]"), key=lambda e: (e["ts"], e["args"].get("Ev Idx", 0))
     )
     now = peak = 0
     for event in memory:
@@ -294,12 +287,13 @@ def peak_bytes(step, tmp_path) -> int:
     return peak
 
 
-PEAKS = dict.fromkeys(OPTIONS, 1) | {"capturable": 1}
+# Another gradient (negated, or with the decay added) is another list, as in torch's own foreach bodies.
+PEAKS = dict.fromkeys(OPTIONS, 1) | {"capturable": 1, "coupled": 2, "maximize": 2, "all": 2}
 
 
 @pytest.mark.parametrize("name", PEAKS)
 def test_peak_memory_foreach(tmp_path, name):
-    """At most one temporary list, whatever the options."""
+    """At most one temporary list, and one more where the gradient is not taken as it is."""
     params = [Parameter(torch.randn(64, 1024)) for _ in range(10)]
     whole = sum(p.numel() * p.element_size() for p in params)
     optimizer = AGD(params, foreach=True, **OPTIONS.get(name, {"capturable": True}))

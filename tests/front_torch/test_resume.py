@@ -124,7 +124,11 @@ for body, saved in torch.load({str(tmp_path / "half.pt")!r}, weights_only=True):
 torch.save(done, {str(tmp_path / "whole.pt")!r})
 """
     process = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": SOURCES}, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": SOURCES},
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert process.returncode == 0, process.stderr
     for (params, optimizer), (values, state_dict) in zip(

@@ -119,6 +119,11 @@ def test_the_yardstick_sees_an_error():
         step_beside_reference(optimizer, slightly_wrong)
 
 
+def test_unwritten_memory_is_nan_here():
+    """tests/conftest.py sees to it, so that whoever reads before writing fails."""
+    assert torch.empty(100).isnan().all()
+
+
 def test_nan_stays_nan(body):
     """A gradient of NaN must show: a comparison that NaN fails would take a plain step instead."""
     p = Parameter(torch.ones(8))

@@ -35,7 +35,7 @@ def scalars(t: Any, hyper: Hyper, xp: Any = math) -> Scalars:
     # 1 - beta1^(t-1). At t = 1, where m is 0, any finite k_m is right; 2 makes the variance below 0.
     c1_prev = -xp.expm1((t - 1) * hyper.log_beta1) + 2 * (t == 1)
     if hyper.standardize:
-        # Under white noise Var(g_t - mhat_{t-1}) / Var(g) is 1 + Var(mhat_{t-1}) / Var(g); s_1 = g_1 as it is.
+        # Under white noise Var(g_t - mhat_{t-1}) is Var(g) + Var(mhat_{t-1}); s_1 = g_1 as it is.
         g = 1 / xp.sqrt(1 + (2 - c1_prev) * (1 - hyper.beta1) / (c1_prev * (1 + hyper.beta1)))
     else:
         g = (1 - hyper.beta1) / c1
@@ -63,6 +63,7 @@ def direction(
     """mhat / max(bhat, delta), and the new m and b. The learning rate and the decay belong to the caller."""
     s = k.g * g + k.m * m  # mhat_t - mhat_{t-1}
     m = m + k.w1 * (g - m)  # not beta1 m + (1 - beta1) g: in float32 those two weights do not add up to 1
-    b = b + k.w2 * (at_least(s * s, k.keep * b) - b)
+    past = b * (k.w2 < 1)  # with beta2 = 0 nothing of b is left, not even its rounding
+    b = past + k.w2 * (at_least(s * s, k.keep * b) - past)
     d = k.scale * m / at_least(sqrt(b), k.floor)
     return at_most(at_least(d, -k.clip), k.clip), m, b

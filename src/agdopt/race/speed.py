@@ -191,13 +191,18 @@ def extra_memory(step: Callable[[], Any], device: str) -> int:
         before = torch.cuda.memory_allocated()
         step()
         return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(profile_memory=True) as profile:
+    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         step()
+    with tempfile.TemporaryDirectory() as folder:
+        profile.export_chrome_trace(f"{folder}/trace.json")
+        events = json.loads(Path(f"{folder}/trace.json").read_text())["traceEvents"]
+    sizes = [
+        (e["ts"], e["args"].get("Ev Idx", 0), e["args"]["Bytes"]) for e in events if e["name"] == "[memory]"
+    ]
     held = peak = 0
-    for event in sorted(profile.events() or [], key=lambda e: e.time_range.start):
-        if event.name == "[memory]":
-            held += event.cpu_memory_usage
-            peak = max(peak, held)
+    for *_, size in sorted(sizes):
+        held += size
+        peak = max(peak, held)
     return peak
 
 

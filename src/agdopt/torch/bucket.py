@@ -56,3 +56,14 @@ class Bucket:
     def wide(self) -> torch.dtype:
         """The dtype of the arithmetic."""
         return torch.float64 if self.params[0].dtype == torch.float64 else torch.float32
+
+
+def dense(p: Tensor) -> bool:
+    """Whether p fills its memory without gaps or overlaps, in whatever order of dimensions."""
+    order = sorted(range(p.dim()), key=lambda i: (p.stride(i), p.shape[i] > 1), reverse=True)
+    return p.permute(order).is_contiguous()
+
+
+def layout(x: Tensor) -> list[int]:
+    """How x lies in memory: the strides that matter."""
+    return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1]

@@ -148,7 +148,9 @@ def _layout(x: Tensor) -> list[int]:
 def _laid_out(x: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
     """x as p lies in memory: itself or a copy."""
     if x.shape != p.shape:
-        raise RuntimeError(f"averages or gradient have shape {tuple(x.shape)}, the parameter {tuple(p.shape)}")
+        raise RuntimeError(
+            f"averages or gradient have shape {tuple(x.shape)}, the parameter {tuple(p.shape)}"
+        )
     if x.dtype == dtype and _layout(x) == _layout(p):
         return x
     return torch.empty_like(p, dtype=dtype).copy_(x)

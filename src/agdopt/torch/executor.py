@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from agdopt.torch import differentiable, foreach, loop
-from agdopt.torch.bucket import Bucket, Options
+from agdopt.torch.bucket import Bucket, Options, dense
 
 
 class Choice(NamedTuple):
@@ -70,12 +70,6 @@ def _fused(p: Tensor, group: dict[str, Any]) -> tuple[str, str]:
     if name == "cpu":
         return name, str(importlib.import_module("agdopt.torch.cpu").unusable())
     return name, ""
-
-
-def dense(p: Tensor) -> bool:
-    """Whether p fills its memory without gaps or overlaps, in whatever order of dimensions."""
-    order = sorted(range(p.dim()), key=lambda i: (p.stride(i), p.shape[i] > 1), reverse=True)
-    return p.permute(order).is_contiguous()
 
 
 def _plain(p: Tensor) -> bool:

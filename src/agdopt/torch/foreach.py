@@ -1,4 +1,4 @@
-"""All parameters of a bucket at once, an operation at a time: torch/loop.py on lists, one temporary list."""
+"""All parameters of a bucket at once, an operation at a time: torch/loop.py on lists, with one temporary."""
 
 from collections import defaultdict
 from typing import Any

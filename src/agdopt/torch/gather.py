@@ -1,8 +1,8 @@
 """From a parameter group to buckets, and whether they still hold at the next step.
 
 Looking at every tensor takes longer than stepping a small model, so buckets are kept and only checked, in a
-few C calls a parameter: by identity for what the optimizer owns, by address for what may be moved under it
-(`p.data = ...`). Nothing here keeps a gradient or an average alive between steps: others may free them.
+few C calls a parameter, by address: anything may be replaced, or moved by `.data = ...`. Nothing here keeps a
+gradient or an average alive between steps, for others may free them.
 """
 
 import weakref
@@ -73,11 +73,11 @@ class Gathered:
         self.params, self.positions = lists[0], positions
         self.dtypes = list(map(_dtype, lists[1]))
         self.plain = all(real(p) is p for p in self.params)
-        # An id tells a tensor, an address its memory, for as long as they live: a death makes all this stale.
+        self.homes = [list(map(_address, self._real(averages))) for averages in lists[2:]]
+        # An address tells memory for as long as that lives: a death makes all this stale.
         self.alive = True
-        self.ids = [list(map(id, averages)) for averages in lists[2:]]
-        self.refs: list[Any] = [weakref.ref(x, self._died) for averages in lists[2:] for x in averages]
-        self.refs += [weakref.ref(real(x).untyped_storage(), self._died) for xs in lists[2:] for x in xs]
+        averages = [real(x) for xs in lists[2:] for x in xs]
+        self.refs: list[Any] = [weakref.ref(x.untyped_storage(), self._died) for x in averages]
         for bucket in self.buckets:
             bucket.addresses = list(map(_address, bucket.params))
             bucket.grad_addresses = list(map(_address, bucket.grads))
@@ -100,7 +100,8 @@ class Gathered:
         try:
             if len(self.positions) != len(states):
                 states = [states[i] for i in self.positions]
-            if [list(map(id, map(key, states))) for key in _AVERAGES] != self.ids:
+            averages = [self._real(list(map(key, states))) for key in _AVERAGES]
+            if [list(map(_address, xs)) for xs in averages] != self.homes:
                 return False
             if list(map(_dtype, grads)) != self.dtypes:
                 return False
@@ -113,7 +114,7 @@ class Gathered:
                     return False
                 if not bucket.memo:  # a body with a memo knows the averages by address
                     bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps = (
-                        self._real([key(states[i]) for i in index]) for key in _AVERAGES
+                        [xs[i] for i in index] for xs in averages
                     )
         except (RuntimeError, TypeError, AttributeError, LookupError):
             # No gradient, a sparse one, no state any more: gathering anew deals with it or finds the words.

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
-from agdopt.torch.bucket import Bucket, Options
+from agdopt.torch.bucket import Bucket, Options, layout
 from agdopt.torch.kernels import ROW, prepare, update
 
 CHUNK = 1024  # elements a program; larger chunks reach less of the bandwidth
@@ -78,11 +78,7 @@ class _Tables:
         params = bucket.params
         device = params[0].device
         for p, m, b in zip(params, bucket.exp_avgs, bucket.exp_avg_sqs, strict=True):
-            if not p.stride() == m.stride() == b.stride():
-                raise RuntimeError(
-                    f"averages with strides {m.stride()} and {b.stride()} do not lie in memory as their "
-                    f"parameter with {p.stride()}: make them torch.empty_like(parameter).copy_(average)"
-                )
+            assert layout(p) == layout(m) == layout(b), "the optimizer lays averages out as their parameters"
         homes = (params, bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps)
         sizes = torch.tensor([p.numel() for p in params], dtype=torch.int64)
         chunks = -(-sizes // CHUNK)

@@ -113,9 +113,9 @@ def _chunk(
     # m = m + w1 (g - m)
     m = m + tl.load(row + 2) * (g - m)
     # b = b + w2 (max(s^2, keep b) - b)
-    s2 = s * s
-    kept = tl.load(row + 4) * b
-    b = b + tl.load(row + 3) * (tl.where(s2 < kept, kept, s2) - b)
+    s2, w2 = s * s, tl.load(row + 3)
+    kept, past = tl.load(row + 4) * b, tl.where(w2 < 1.0, b, 0.0)
+    b = past + w2 * (tl.where(s2 < kept, kept, s2) - past)
     # d = scale m / max(sqrt(b), floor), within the clip; comparisons are written so that NaN stays NaN
     inverse_floor, clip = tl.load(row + 5), tl.load(row + 7)
     inverse = tl.rsqrt(b)

@@ -11,7 +11,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from agdopt.core import Hyper
 from agdopt.torch import executor
-from agdopt.torch.bucket import Bucket, Options
+from agdopt.torch.bucket import Bucket, Options, layout
 from agdopt.torch.checks import check_group, check_params, state_dtype
 from agdopt.torch.foreach import step as _foreach
 from agdopt.torch.gather import Gathered, Lists, real, sort
@@ -198,10 +198,12 @@ class AGD(Optimizer):
                     state[key] = torch.zeros_like(
                         p, dtype=state_dtype(p, group), memory_format=torch.preserve_format
                     )
-            if name in ("cpu", "gpu"):  # they take elements as they lie in memory
-                for key in ("exp_avg", "exp_avg_sq"):
-                    if real(state[key]).stride() != real(p.detach()).stride():
-                        state[key] = torch.empty_like(p, dtype=state[key].dtype).copy_(state[key])
+            for key in ("exp_avg", "exp_avg_sq"):
+                # The model may have been cast, or laid out anew: fused bodies take elements as they lie.
+                x, dtype = state[key], state_dtype(p, group)
+                lies = name not in ("cpu", "gpu") or layout(real(x)) == layout(real(p.detach()))
+                if x.shape == p.shape and not (lies and x.dtype == dtype):
+                    state[key] = torch.empty_like(p, dtype=dtype).copy_(x)
             # A body that counts on the host must not wait for the device, nor the other way round.
             home = p.device if on_device else torch.device("cpu")
             if state["step"].device != home:

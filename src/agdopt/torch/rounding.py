@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from agdopt.torch.bucket import dense
+
 _LOW = 0xFFFFFFFF
 GOLDEN = 0x9E3779B9
 
@@ -27,9 +29,10 @@ def salt(seed: int, index: int) -> int:
 
 
 def random_bits(like: Tensor, salt: int, t: Any) -> Tensor:
-    """32 random bits an element, as int64, for step t (a number or a tensor)."""
+    """32 random bits an element, as int64, for step t; elements are numbered as they lie in memory."""
     t = t.to(torch.int64) if isinstance(t, Tensor) else int(t)
-    index = torch.arange(like.numel(), device=like.device, dtype=torch.int64).view(like.shape)
+    index = torch.arange(like.numel(), device=like.device, dtype=torch.int64)
+    index = index.as_strided(like.shape, like.stride()) if dense(like) else index.view(like.shape)
     return torch.as_tensor(mix((index & _LOW) ^ mix(salt ^ t)))
 
 
