@@ -22,7 +22,7 @@ def main() -> float:
         optimizer.step()
     held = sum(v.nbytes for s in optimizer.state.values() for v in s.values() if v.dim())
     print(
-        f"loss {loss.item():.4f}, {held / sum(p.numel() for p in model.parameters()):.0f} bytes of state a parameter"
+        f"loss {loss.item():.4f}, {held / sum(map(torch.numel, model.parameters())):.0f} bytes of state each"
     )
     return loss.item()
 

@@ -1,10 +1,10 @@
 """All tensors of a bucket in one pass over memory: core/rule.py, compiled by Numba.
 
-The work is one flat range of elements, cut into units. It runs on the OpenMP threads PyTorch computes with, as
-many as torch.get_num_threads() says: they are still awake when a backward pass has just ended, and threads of
-our own would fight them for the cores. Each takes the units of its own share, then what others have left. Numba
-only compiles; its own threads, which abort a process where two threads or a forked child meet them, never start.
-A forked child has none of OpenMP's threads and computes on the calling one, and so does Windows.
+The work is one flat range of elements, cut into units. It runs on the OpenMP threads PyTorch computes with, and
+on as many: they are still awake when a backward pass has just ended, and threads of our own would fight them
+for the cores. Each thread takes the units of its own share, then what others have left. Numba only compiles;
+its own threads, which abort a process where two threads or a forked child meet them, never start. A forked
+child has none of OpenMP's threads and computes on the calling one, and so does Windows.
 
 Whatever changes is changed inside one call that Python cannot interrupt: a step is taken whole or not at all.
 Parameters of a bucket that share memory are stepped one after another, on one thread, as the loop does it.
@@ -148,9 +148,7 @@ def _layout(x: Tensor) -> list[int]:
 def _laid_out(x: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
     """x as p lies in memory: itself or a copy."""
     if x.shape != p.shape:
-        raise RuntimeError(
-            f"averages or gradient have shape {tuple(x.shape)}, the parameter {tuple(p.shape)}"
-        )
+        raise RuntimeError(f"gradient or average of shape {tuple(x.shape)}, parameter {tuple(p.shape)}")
     if x.dtype == dtype and _layout(x) == _layout(p):
         return x
     return torch.empty_like(p, dtype=dtype).copy_(x)
