@@ -365,6 +365,7 @@ def test_an_interrupt_leaves_whole_steps():
             armed.clear()
             interrupted += 1
     signal.signal(signal.SIGALRM, before)
+    torch.set_grad_enabled(True)  # torch's own switch is one that an interrupt may leave half turned
     assert interrupted == 100
     (t,) = {int(optimizer.state[p]["step"]) for p in params}
     assert t > 20
@@ -445,7 +446,7 @@ def test_forked_children_step():
     assert script(FORK) == "alive\n"
 
 
-# Prints where a step from 1.0 has gone with averages of each dtype, and of each kernel whether it came from the
+# Prints where a step from 1.0 has gone with averages of each dtype, and of each kernel whether it is from the
 # cache, else the width of its square root.
 ONE_STEP = """
 import json, re, sys, torch

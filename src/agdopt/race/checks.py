@@ -6,6 +6,10 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 
+class ParityError(Exception):
+    """A body does not compute what the reference does, so its speed means nothing."""
+
+
 class PlanError(ValueError):
     """Something asked for that cannot be run as written; the message says what to change."""
 

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from agdopt.race import speed as timing
+from agdopt.race.checks import ParityError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,8 +26,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args, parser)
-    except (timing.ParityError, OSError) as e:
+    except (ParityError, OSError) as e:
         print(f"agdopt: {e}", file=sys.stderr)
+        return 1
+    except ModuleNotFoundError as e:
+        print(f'agdopt: {e}: pip install "agdopt[torch]"', file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("agdopt: interrupted; what was recorded is kept", file=sys.stderr)
@@ -38,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _speed(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+    import torch
+
+    from agdopt.race import speed as timing
+
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     if device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here")

@@ -20,6 +20,7 @@ from torch import Tensor
 
 import agdopt
 from agdopt import AGD
+from agdopt.race.checks import ParityError
 from agdopt.race.parity import gate
 
 BASE = "AdamW fused"
@@ -267,10 +268,6 @@ def speed(device: str, only: list[str], seconds: float, everything: bool) -> Ite
     head["first_step"] = first_step(device)
     for work in only:
         yield {**head, **measure(work, device, seconds, everything)}
-
-
-class ParityError(Exception):
-    """A body does not compute what the reference does, so its speed means nothing."""
 
 
 def save(record: dict[str, Any], path: Path) -> None:

@@ -1,10 +1,10 @@
 """All tensors of a bucket in one pass over memory: core/rule.py, compiled by Numba.
 
-The work is one flat range of elements, cut into units. It runs on the OpenMP threads PyTorch computes with, and
-on as many: they are still awake when a backward pass has just ended, and threads of our own would fight them
-for the cores. Each thread takes the units of its own share, then what others have left. Numba only compiles;
-its own threads, which abort a process where two threads or a forked child meet them, never start. A forked
-child has none of OpenMP's threads and computes on the calling one, and so does Windows.
+The work is one flat range of elements, cut into units. It runs on the OpenMP threads PyTorch computes with:
+they are still awake when a backward pass has just ended, and threads of our own would fight them for the
+cores. Each takes the units of its own share, then what others have left. Numba only compiles; its own
+threads, which abort a process where two threads or a forked child meet them, never start. A forked child has
+none of OpenMP's threads and computes on the calling one, and so does Windows.
 
 Whatever changes is changed inside one call that Python cannot interrupt: a step is taken whole or not at all.
 Parameters of a bucket that share memory are stepped one after another, on one thread, as the loop does it.
@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from agdopt.core import Scalars, rule, scalars
-from agdopt.torch.bucket import Bucket, Options
+from agdopt.torch.bucket import Bucket, Options, layout
 
 numba: Any
 extending: Any
@@ -71,7 +71,7 @@ def step(bucket: Bucket, o: Options) -> None:
     if tables.fit(grads):
         tables.table[G] = bucket.grad_addresses
     else:  # the copies live until the kernel is done
-        grads = [_laid_out(g, p, p.dtype) for g, p in zip(grads, bucket.params, strict=True)]
+        grads = [_laid_out(g, p) for g, p in zip(grads, bucket.params, strict=True)]
         tables.table[G] = list(map(Tensor.data_ptr, grads))
 
     threads = torch.get_num_threads() if tables.parallel and not _forked else 1
@@ -99,10 +99,8 @@ class _Tables:
 
     def __init__(self, bucket: Bucket) -> None:
         params, n = bucket.params, len(bucket.params)
-        for averages in (bucket.exp_avgs, bucket.exp_avg_sqs):
-            for x, p in zip(averages, params, strict=True):
-                if _layout(x) != _layout(p):  # it comes from a file, or p has changed its memory format
-                    x.data = _laid_out(x, p, x.dtype)
+        for p, m, b in zip(params, bucket.exp_avgs, bucket.exp_avg_sqs, strict=True):
+            assert layout(p) == layout(m) == layout(b), "the optimizer lays averages out as their parameters"
         for t in bucket.steps:
             if t.dtype != torch.float32:
                 t.data = t.float()
@@ -141,17 +139,11 @@ class _Tables:
         return self.jobs[threads]
 
 
-def _layout(x: Tensor) -> list[int]:
-    return [stride for stride, size in zip(x.stride(), x.shape, strict=True) if size != 1]
-
-
-def _laid_out(x: Tensor, p: Tensor, dtype: torch.dtype) -> Tensor:
-    """x as p lies in memory: itself or a copy."""
-    if x.shape != p.shape:
-        raise RuntimeError(f"gradient or average of shape {tuple(x.shape)}, parameter {tuple(p.shape)}")
-    if x.dtype == dtype and _layout(x) == _layout(p):
-        return x
-    return torch.empty_like(p, dtype=dtype).copy_(x)
+def _laid_out(g: Tensor, p: Tensor) -> Tensor:
+    """g, or a copy, as p lies in memory."""
+    if g.shape != p.shape:
+        raise RuntimeError(f"a gradient has shape {tuple(g.shape)}, its parameter {tuple(p.shape)}")
+    return g if g.dtype == p.dtype and layout(g) == layout(p) else torch.empty_like(p).copy_(g)
 
 
 @cache
