@@ -32,8 +32,9 @@ def speed_block(found: list[dict[str, Any]]) -> str:
     if not devices:
         return "Speed has not been measured on this version: `agdopt speed` does it on your machine."
     parts = [
-        "Time of a whole `step()` relative to `torch.optim.AdamW(fused=True)` in the same run (float32 but where "
-        "it says otherwise; medians of interleaved rounds; less is faster). `agdopt speed` prints yours."
+        "Time of a whole `step()` relative to `torch.optim.AdamW(fused=True)` in the same run. Parameters are "
+        "float32 but where it says otherwise; medians of interleaved rounds; less is faster. "
+        "`agdopt speed` prints yours."
     ]
     for device, works in devices.items():
         some = next(iter(works.values()))
