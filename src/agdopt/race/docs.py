@@ -32,7 +32,7 @@ def speed_block(found: list[dict[str, Any]]) -> str:
     if not devices:
         return "Speed has not been measured on this version: `agdopt speed` does it on your machine."
     parts = [
-        "Time of a whole `step()` relative to `torch.optim.AdamW(fused=True)` in the same run. Parameters are "
+        "Time of a whole `step()` relative to `torch.optim.AdamW(fused=True)` in one run. Parameters are "
         "float32 but where it says otherwise; medians of interleaved rounds; less is faster. "
         "`agdopt speed` prints yours."
     ]

@@ -79,14 +79,15 @@ def step(bucket: Bucket, o: Options) -> None:
     job[ROW_OF:] = 0
     tables.call(address)  # reads the steps
     if job[SAME]:
-        times, row_of, rows = tables.times[:1], tables.row_of, tables.rows
+        times, rows, where = tables.times[:1], tables.rows, tables.where
     else:  # parameters that joined late count their own
         times, row_of = np.unique(tables.times, return_inverse=True)
         rows = np.empty((len(times), ROW), tables.rows.dtype)
+        where = row_of.ctypes.data, rows.ctypes.data
     gain = (-1 if o.maximize else 1) / (1 if o.grad_scale is None else float(o.grad_scale))
     for row, t in zip(rows, times.tolist(), strict=True):
         row[:] = (*scalars(t, o.hyper), gain, o.l2, float(o.shrink), float(o.lr))
-    job[ROW_OF:SAME] = row_of.ctypes.data, rows.ctypes.data, o.stochastic_rounding
+    job[ROW_OF:SAME] = (*where, o.stochastic_rounding)
     if threads > 1:
         _openmp()(tables.code, address, threads, 0)
     else:
@@ -121,6 +122,7 @@ class _Tables:
         self.call, self.code = kernel.ctypes, kernel.address
         self.times, self.row_of = np.empty(n, np.float32), np.zeros(n, np.int64)
         self.rows = np.empty((1, ROW), _STORED[bucket.wide])
+        self.where = self.row_of.ctypes.data, self.rows.ctypes.data
         self.jobs: dict[int, tuple[Any, int]] = {}
 
     def fit(self, grads: list[Tensor]) -> bool:
