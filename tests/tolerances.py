@@ -55,3 +55,9 @@ def tolerance(
 SIGMAS = 4.0
 # Finite differences in float64 against autograd.
 GRADCHECK = {"eps": 1e-6, "atol": 1e-6, "rtol": 1e-5}
+# Parameters up to 8 that share memory, stepped one after the other: a few float32 roundings.
+OVERLAPPING = 1e-6
+# Two bodies round stochastically alike but where a float32 rounding error meets the threshold: this share.
+ROUNDED_ALIKE = 5e-4
+# Whether a model trains alike, not where each step goes: bodies drift apart over many steps.
+TRAINED_ALIKE = {"rtol": 1e-4, "atol": 1e-5}

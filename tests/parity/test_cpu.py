@@ -13,17 +13,31 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.tolerances import OVERLAPPING, ROUNDED_ALIKE, TRAINED_ALIKE
 from tests.twin import random_gradients, step_beside_reference
 from torch import Tensor
 from torch.nn import Parameter
 
 from agdopt import AGD
-from agdopt.torch import cpu
+from agdopt.torch import cpu, cpu_kernel
 
 SRC = Path(__file__).parents[2] / "src"
 
 # On both sides of a unit and of what one thread does alone, empty and odd ones between.
-SIZES = (0, 1, 3, 64, 65, cpu.UNIT - 1, 0, cpu.UNIT, cpu.UNIT + 1, 7, 5 * cpu.UNIT + 13, 0)
+SIZES = (
+    0,
+    1,
+    3,
+    64,
+    65,
+    cpu_kernel.UNIT - 1,
+    0,
+    cpu_kernel.UNIT,
+    cpu_kernel.UNIT + 1,
+    7,
+    5 * cpu_kernel.UNIT + 13,
+    0,
+)
 DTYPES = [
     (torch.float32, None),
     (torch.float64, None),
@@ -160,7 +174,7 @@ def test_overlapping_parameters_are_stepped_in_order(threads):
             random_gradients(params, seed=t)
             optimizer.step()
         views[foreach] = memory
-    torch.testing.assert_close(views[None], views[False], rtol=0, atol=1e-6)  # a few roundings of |p| < 8
+    torch.testing.assert_close(views[None], views[False], rtol=0, atol=OVERLAPPING)
     assert threads == []
 
 
@@ -277,7 +291,7 @@ def test_stochastic_rounding_is_the_loops_in_every_unit(threads):
         n, differ = n + apart.numel(), differ + int((apart > 0).sum())
         assert not (apart > 1).any()
     assert n > 300_000
-    assert differ < 5e-4 * n
+    assert differ < ROUNDED_ALIKE * n
     assert threads == [2]
 
 
@@ -398,14 +412,14 @@ for foreach in (None, False):
             x.share_memory_()
     runs.append([p.detach(), *optimizer.state[p].values()])
 for x, y in zip(*runs):
-    torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)  # where a step goes is not the point
+    torch.testing.assert_close(x, y, **TRAINED_ALIKE)
 print("alive")
 """
 
 
 def test_averages_that_move_to_shared_memory_are_followed():
     """Tensor and storage stay the same objects, and the memory is another: the old one is no more."""
-    assert script(SHARED) == "alive\n"
+    assert script(SHARED.replace("TRAINED_ALIKE", repr(TRAINED_ALIKE))) == "alive\n"
 
 
 # PyTorch's own operations hang in a forked child that runs them on several threads; ours must not.
@@ -451,7 +465,7 @@ def test_forked_children_step():
 ONE_STEP = """
 import json, re, sys, torch
 from agdopt import AGD
-from agdopt.torch import cpu
+from agdopt.torch import cpu, cpu_kernel
 ps, kernels = [], []
 for dtype in ({dtypes}):
     p = torch.nn.Parameter(torch.ones(100))
@@ -460,7 +474,7 @@ for dtype in ({dtypes}):
     optimizer.step()
     assert "cpu" in optimizer.executor, optimizer.executor
     ps.append(p[0].item())
-    kernel = cpu._compiled(torch.float32, dtype)
+    kernel = cpu_kernel.compiled(torch.float32, dtype)
     code = "" if kernel.cache_hits else kernel._library.get_llvm_str()
     kernels.append(max(map(int, re.findall(r"@llvm.sqrt.v(\\d+)f32", code)), default=1) if code else "cached")
 print(json.dumps([ps, kernels]))
@@ -552,6 +566,6 @@ def test_without_numba_foreach_steps_and_says_why(tmp_path, module, env, reason)
 
 def test_rows_hold_what_the_rule_needs():
     """The kernel takes the Scalars by position."""
-    assert cpu.Scalars._fields == ("g", "m", "w1", "w2", "keep", "floor", "scale", "clip")
-    assert len(cpu.Scalars._fields) + 4 == cpu.ROW
-    assert np.dtype(np.int64).itemsize * cpu.NEXT % 64 == 0
+    assert cpu_kernel.Scalars._fields == ("g", "m", "w1", "w2", "keep", "floor", "scale", "clip")
+    assert len(cpu_kernel.Scalars._fields) + 4 == cpu_kernel.ROW
+    assert np.dtype(np.int64).itemsize * cpu_kernel.NEXT % 64 == 0

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.runtime import driver
 
 from agdopt.torch.bucket import Bucket, Options, layout
-from agdopt.torch.kernels import ROW, prepare, update
+from agdopt.torch.gpu_kernel import ROW, prepare, update
 
 CHUNK = 1024  # elements a program; larger chunks reach less of the bandwidth
 WARPS = 4
