@@ -146,18 +146,19 @@ def measure(work: str, device: str, seconds: float, everything: bool) -> dict[st
             _wait(device)
             subject.times.append(time.perf_counter() - before)
         rounds += 1
-    base = statistics.median(subjects[0].times[WARM_UP:])
+    base = subjects[0].times[WARM_UP:]
     rows = []
     for subject in subjects:
         times = sorted(subject.times[WARM_UP:])
-        median = statistics.median(times)
+        # Round by round: a machine whose memory is faster for a while is so for both.
+        ratio = statistics.median(t / b for t, b in zip(subject.times[WARM_UP:], base, strict=True))
         rows.append(
             {
                 "name": subject.name,
-                "ms": 1e3 * median,
+                "ms": 1e3 * statistics.median(times),
                 "p20": 1e3 * times[len(times) // 5],
                 "p80": 1e3 * times[-1 - len(times) // 5],
-                "ratio": median / base,
+                "ratio": ratio,
                 "extra_bytes": extra_memory(subject.step, device) if subject.params else 0,
             }
         )
