@@ -134,19 +134,18 @@ class AGD(Optimizer):
 
     def _step(self) -> None:
         states = list(self.state.values())
-        stepped = []
+        stepped: list[tuple[Gathered, Options]] = []
         first = 0
-        for index, group in enumerate(self.param_groups):  # all is looked at before anything is changed
-            gathered = self._gathered.get(index)
-            if gathered is None or not gathered.still(group, states):
-                lists = self._lists(group)
-                places = {id(p): i for i, p in enumerate(self.state)}
-                gathered = Gathered(group, first, lists, [places[id(p)] for p in lists[0]])
-                self._gathered[index] = gathered
-            stepped.append((gathered, self._options(group)))
-            first += len(group["params"])
-        del states
         try:
+            for index, group in enumerate(self.param_groups):  # all is looked at before anything is changed
+                gathered = self._gathered.get(index)
+                if gathered is None or not gathered.still(group, states):
+                    lists = self._lists(group)
+                    places = {id(p): i for i, p in enumerate(self.state)}
+                    gathered = Gathered(group, first, lists, [places[id(p)] for p in lists[0]])
+                    self._gathered[index] = gathered
+                stepped.append((gathered, self._options(group)))
+                first += len(group["params"])
             for gathered, options in stepped:
                 for bucket in gathered.buckets:
                     _run(bucket, options)
