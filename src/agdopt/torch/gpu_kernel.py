@@ -75,7 +75,7 @@ def _to_bfloat16(x, bits):
 @triton.jit
 def _load(address, offsets, size, FULL: tl.constexpr):
     if FULL:
-        return tl.load(tl.multiple_of(address, 16) + offsets).to(tl.float32)
+        return tl.load(address + offsets).to(tl.float32)
     return tl.load(address + offsets, mask=offsets < size, other=0.0).to(tl.float32)
 
 
@@ -83,7 +83,7 @@ def _load(address, offsets, size, FULL: tl.constexpr):
 def _store(address, offsets, size, x, FULL: tl.constexpr):
     x = x.to(address.dtype.element_ty)
     if FULL:
-        tl.store(tl.multiple_of(address, 16) + offsets, x)
+        tl.store(address + offsets, x)
     else:
         tl.store(address + offsets, x, mask=offsets < size)
 
@@ -161,11 +161,17 @@ def update(
         size = tl.load(entry + 4) - start
         p_at, m_at, b_at, g_at = tl.load(entry), tl.load(entry + 1), tl.load(entry + 2), tl.load(grads + i)
         aligned = ((p_at | m_at | b_at | g_at) & 15) == 0
-        p_at = p_at.to(tl.pointer_type(P)) + start
-        g_at = g_at.to(tl.pointer_type(P)) + start
-        m_at = m_at.to(tl.pointer_type(S)) + start
-        b_at = b_at.to(tl.pointer_type(S)) + start
         if aligned & (size >= BLOCK):
-            _chunk(p_at, g_at, m_at, b_at, start, size, row, keys + 2 * i, True, ROUND, BLOCK)
+            # The hint belongs to the operation that makes the pointer: made before the branch, the masked
+            # path would read wide where nothing is aligned; made in a called function, it is lost.
+            p_to = tl.multiple_of(p_at.to(tl.pointer_type(P)) + start, 16)
+            g_to = tl.multiple_of(g_at.to(tl.pointer_type(P)) + start, 16)
+            m_to = tl.multiple_of(m_at.to(tl.pointer_type(S)) + start, 16)
+            b_to = tl.multiple_of(b_at.to(tl.pointer_type(S)) + start, 16)
+            _chunk(p_to, g_to, m_to, b_to, start, size, row, keys + 2 * i, True, ROUND, BLOCK)
         else:
-            _chunk(p_at, g_at, m_at, b_at, start, size, row, keys + 2 * i, False, ROUND, BLOCK)
+            p_to = p_at.to(tl.pointer_type(P)) + start
+            g_to = g_at.to(tl.pointer_type(P)) + start
+            m_to = m_at.to(tl.pointer_type(S)) + start
+            b_to = b_at.to(tl.pointer_type(S)) + start
+            _chunk(p_to, g_to, m_to, b_to, start, size, row, keys + 2 * i, False, ROUND, BLOCK)
