@@ -2,7 +2,6 @@
 
 import argparse
 import hashlib
-import io
 import subprocess
 import sys
 import tempfile
@@ -15,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from agdopt.race.checks import PlanError
-from agdopt.race.tasks.code import FILE, SPLITS, digest
+from agdopt.race.tasks._prepared import digest, joined, save
+from agdopt.race.tasks.code import FILE, SPLITS
 
 END = "<|end|>"  # after each file; it counts as no byte
 
@@ -94,18 +94,13 @@ def tokenize(texts: Mapping[str, list[str]], size: int) -> dict[str, np.ndarray]
     words = sorted(vocabulary, key=vocabulary.__getitem__)
     # A byte-level token has one character a byte.
     arrays["lengths"] = np.array([0 if w == END else len(w) for w in words], np.uint8)
-    arrays["words"] = np.frombuffer("\n".join(words).encode(), np.uint8)
+    arrays["words"] = joined(words)
     return arrays
 
 
 def make(manifest: Mapping[str, Any], wheels: Path, out: Path) -> dict[str, np.ndarray]:
     arrays = tokenize(read(manifest, wheels), manifest["vocabulary"])
-    out.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(out / FILE, "w", zipfile.ZIP_LZMA) as z:  # half of what np.savez_compressed leaves
-        for name, array in arrays.items():
-            data = io.BytesIO()
-            np.save(data, array)
-            z.writestr(zipfile.ZipInfo(f"{name}.npy"), data.getvalue(), zipfile.ZIP_LZMA)
+    save(out / FILE, arrays)
     return arrays
 
 
@@ -129,5 +124,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     for split in SPLITS:
         print(f"{split}: {len(arrays[split]):,} tokens, {arrays['lengths'][arrays[split]].sum():,} bytes")
-    print(f"sha256 = {digest(arrays)!r}   {(args.out / FILE).stat().st_size / 2**20:.1f} MiB")
+    size = (args.out / FILE).stat().st_size / 2**20
+    print(f"sha256 = {digest(arrays[split] for split in SPLITS)!r}   {size:.1f} MiB")
     return 0

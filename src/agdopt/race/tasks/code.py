@@ -4,7 +4,6 @@
 then needs its one file and no tokenizer.
 """
 
-import hashlib
 import itertools
 import math
 import sys
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from agdopt.race.checks import PlanError
 from agdopt.race.task import Batch, MissingData, Step, Task, find_data
 from agdopt.race.tasks._attention import Attention
+from agdopt.race.tasks._prepared import digest
 
 FILE = "code-corpus.npz"
 SPLITS = ("train", "valid", "test")
@@ -85,7 +85,7 @@ class Code(Task):
         with np.load(path) as table:
             streams = {split: table[split] for split in SPLITS}
             lengths = table["lengths"]
-        found = digest(streams)
+        found = digest(streams.values())
         if self.sha256 not in ("", found):
             raise MissingData(
                 f"{path} holds tokens of SHA-256 {found}, the plan means {self.sha256}: make it anew by"
@@ -130,13 +130,6 @@ class Code(Task):
                 total += F.cross_entropy(logits, target[i:j].long(), reduction="sum")
         bits = total / math.log(2) / self.lengths[target.long()].sum()
         return {"bits_per_byte": bits, "loss": total / (len(text) - 1)}
-
-
-def digest(streams: Mapping[str, np.ndarray]) -> str:
-    sha = hashlib.sha256()
-    for split in SPLITS:
-        sha.update(np.ascontiguousarray(streams[split], "<u2").tobytes())
-    return sha.hexdigest()
 
 
 TASK = Code
