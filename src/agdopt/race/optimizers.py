@@ -16,7 +16,7 @@ from agdopt.race.plan import Entry
 # Adam-mini and the like look at shapes, or at norms of tensors.
 ELEMENTWISE = {
     *("SGD", "ASGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop"),
-    *("AGD", "AGDW", "AdaBelief", "AdaBound", "Lion", "Yogi", "DiffGrad"),
+    *("AGD", "AGDW", "Ablation", "AdaBelief", "AdaBound", "Lion", "Yogi", "DiffGrad"),
     *("ScheduleFreeSGD", "ScheduleFreeAdamW", "ScheduleFreeRAdam"),
 }
 # Torch's one-kernel bodies take a rate that lives on the device; the foreach SGD would read it back.
