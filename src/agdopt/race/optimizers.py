@@ -16,7 +16,7 @@ from agdopt.race.plan import Entry
 # Adam-mini and the like look at shapes, or at norms of tensors.
 ELEMENTWISE = {
     *("SGD", "ASGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop"),
-    *("AGD", "AGDW", "AdaBelief", "AdaBound", "Lion", "Yogi", "DiffGrad"),
+    *("AGD", "AGDW", "Ablation", "AdaBelief", "AdaBound", "Lion", "Yogi", "DiffGrad"),
     *("ScheduleFreeSGD", "ScheduleFreeAdamW", "ScheduleFreeRAdam"),
 }
 # Torch's one-kernel bodies take a rate that lives on the device; the foreach SGD would read it back.
@@ -108,13 +108,23 @@ def build(entry: Entry, cls: type[Optimizer], model: nn.Module, graph: bool) -> 
     if flat is not None and flat.grad is not None:
         grads = [flat.grad]
     try:
-        optimizer = cls([flat] if flat is not None else params, **arguments)
+        optimizer = cls([flat] if flat is not None else grouped(cls, model, params), **arguments)
     except (TypeError, ValueError) as e:
         raise PlanError(f"optimizers.{entry.name}: {entry.cls} refuses its arguments: {e}") from e
     built = Built(optimizer, mode, lr, grads, second)
     if mode == "backward" and grads is None:
         built.keep_grads(params)
     return built
+
+
+def grouped(cls: type[Optimizer], model: nn.Module, params: list[nn.Parameter]) -> list[Any]:
+    """For pytorch_optimizer's Muon, hidden matrices apart from what its AdamW takes; else as they are."""
+    if cls.__name__ != "Muon" or cls.__module__.startswith("torch."):
+        return params
+    embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    hidden = {id(p) for p in params if p.ndim >= 2} - embeddings
+    both = [{"params": [p for p in params if (id(p) in hidden) == b], "use_muon": b} for b in (True, False)]
+    return [g for g in both if g["params"]]
 
 
 def flatten(params: list[nn.Parameter]) -> nn.Parameter:

@@ -21,7 +21,7 @@ import agdopt
 from agdopt.race.checks import PlanError
 from agdopt.race.driver import Driver, Options
 from agdopt.race.optimizers import resolve
-from agdopt.race.plan import Plan, load
+from agdopt.race.plan import SCALES, Plan, load
 from agdopt.race.record import Key, Record, RecordError, read, repair
 from agdopt.race.task import make_task
 from agdopt.race.train import Training
@@ -133,6 +133,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     p.add_argument("plan", help="a .toml file, or a plan of the package such as paper/t4-resnet20")
     p.add_argument("--out", type=Path, required=True, help="folder of records.jsonl and checkpoints/")
     p.add_argument("--have", type=Path, action="append", default=[], help="folder of earlier records; repeat")
+    p.add_argument("--scale", choices=SCALES, default="paper", help="reduced: as the plan's [reduced] says")
     p.add_argument("--optimizers", default="", help="entries of the plan, a,b; default: all")
     p.add_argument("--seeds", default="", help="1,2,3; default: the plan's")
     p.add_argument(
@@ -152,7 +153,7 @@ def race(args: argparse.Namespace, started: float) -> int:
     def say(text: str) -> None:
         print(f"{time.monotonic() - started:7.1f} s  {text}", flush=True)
 
-    plan = load(args.plan, args.set)
+    plan = load(args.plan, args.set, args.scale)
     try:
         seeds = [int(s) for s in args.seeds.split(",") if s]
     except ValueError as e:

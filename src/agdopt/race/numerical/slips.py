@@ -1,0 +1,244 @@
+"""THEORY: the size of the bounds, and the paper's slips, each where a number can show it."""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+
+from agdopt import AGD
+from agdopt.core.reference import Reference
+from agdopt.race.numerical.cell import Cell, Numbers, verdict
+from agdopt.race.numerical.lemmas import rate_of
+
+BETA1, BETA2 = 0.9, 0.999
+
+
+def theorem1(G: float, L: float, gap: float, delta: float, alpha: float, steps: float) -> float:
+    """Corollary 2's bound on min E||grad f||^2, n = 1; gap = f(w_1) - f*."""
+    left1, left2 = 1 - BETA1, 1 - BETA2
+    c3 = gap + G**2 * alpha * (delta + 8 * L * alpha) / (left1**8 * delta**2)
+    c3 = G / (alpha * left1**2 * left2**2) * (c3 + alpha * BETA1 * G**2 / (left1**3 * delta))
+    c4 = 15 * L * G**3 * alpha / (2 * left2**2 * left1**10 * delta**2)
+    return (c3 + c4 * math.log(steps)) / (math.sqrt(steps) - math.sqrt(2))
+
+
+def theorem2(G: float, D: float, delta: float, alpha: float, steps: float) -> float:
+    """Corollary 3's bound on the regret, n = 1."""
+    left1, root2 = 1 - BETA1, math.sqrt(1 - BETA2)
+    c1 = (2 * G + delta) * D**2 / (2 * alpha * root2 * left1**2)
+    c2 = alpha * G**2 / left1**3 * (1 + 1 / (delta * root2))
+    return (c1 + D**2 * BETA1 / (alpha * root2) + c2) * math.sqrt(steps) / left1
+
+
+def _bounds() -> dict[str, Any]:
+    """One parameter, G = L = 1, a box of width 2, f(w_1) - f* = 1, lr 1e-3, a million steps."""
+    rows = []
+    powers = np.arange(1, 90)
+    for delta in (1e-8, 1e-5, 1e-2, 1.0):
+        # What is known without a theorem: ||grad||^2 <= G^2, and regret <= G D T.
+        useful1 = [p for p in powers if theorem1(1, 1, 1, delta, 1e-3, 10.0**p) < 1]
+        useful2 = [p for p in powers if theorem2(1, 2, delta, 1e-3, 10.0**p) < 2 * 10.0**p]
+        rows.append(
+            {
+                "delta": delta,
+                "theorem1": theorem1(1, 1, 1, delta, 1e-3, 1e6),
+                "theorem2": theorem2(1, 2, delta, 1e-3, 1e6),
+                "theorem1_says_something_from": int(useful1[0]),
+                "theorem2_says_something_from": int(useful2[0]),
+            }
+        )
+    t = np.arange(1, 1_000_001)
+    sums = {}
+    for schedule in ("constant", "inverse"):
+        middle = np.cumsum(
+            (BETA1 / (t if schedule == "inverse" else 1)) / (2 * rate_of(t, BETA1, BETA2, schedule))
+        )
+        sums[schedule] = float(np.log10(middle[-1] / middle[len(t) // 10 - 1]))
+    return {"T": 1_000_000, "rows": rows, "middle_sum_grows_like_T_to": sums}
+
+
+def _sgd_scale() -> dict[str, Any]:
+    """A step of agdopt.AGD with every coordinate below delta, over alpha m / (1 - beta1^t)."""
+    delta, w = 1e-2, torch.zeros(1, dtype=torch.float64)
+    optimizer = AGD([w], lr=1e-3, delta=delta)
+    for t in range(1, 6):
+        before = w.clone()
+        w.grad = torch.full_like(w, 1e-4 * t)
+        optimizer.step()
+    said = 1e-3 * optimizer.state[w]["exp_avg"] / (1 - BETA1**5)
+    return {"delta": delta, "ratio": float((before - w) / said)}
+
+
+def _debias() -> dict[str, Any]:
+    """mhat of a constant gradient 1; it should be 1."""
+    rows = []
+    for schedule in ("constant", "sqrt", "inverse"):
+        for debias in ("power", "product"):
+            reference, found = Reference(np.zeros(1), beta1_schedule=schedule, debias=debias), {}
+            for t in range(1, 1001):
+                reference.step(np.ones(1))
+                if t in (1, 2, 3, 10, 100, 1000):
+                    found[str(t)] = float(reference.m[0] / np.asarray(reference.c1))
+            rows.append({"schedule": schedule, "debias": debias, "mhat": found})
+    return {"rows": rows}
+
+
+def _projection() -> dict[str, Any]:
+    """Does a projection ever lead away from a point of the domain, in the v-weighted norm of the proof?"""
+    random, trials = np.random.default_rng(0), 200_000
+    v = 10 ** random.uniform(-3, 0, (trials, 2))
+    outside = random.normal(size=(trials, 2)) * 2
+    angle, radius = random.uniform(0, 2 * np.pi, trials), np.sqrt(random.random(trials))
+    in_ball = radius[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1)
+    in_box = random.uniform(-1, 1, (trials, 2))
+    domains = {
+        "ball, Euclidean": (outside / np.maximum(np.hypot(*outside.T), 1)[:, None], in_ball),
+        "box": (np.clip(outside, -1, 1), in_box),
+    }
+    found = {}
+    for name, (projected, inside) in domains.items():
+        before = (v * (outside - inside) ** 2).sum(1)
+        after = (v * (projected - inside) ** 2).sum(1)
+        away = after > before * (1 + 1e-12)
+        found[name] = {"share": float(away.mean()), "worst": float(np.sqrt((after / before).max()))}
+    return {"trials": trials, "domains": found}
+
+
+def _independence() -> dict[str, Any]:
+    """E[g / v] beside E[g] E[1 / v], where g is +10 once in ten and -1 otherwise (so E[g] = 0.1)."""
+    rows, chains = [], 100_000
+    for beta2 in (0.0, 0.9, 0.999):
+        random = np.random.default_rng(0)
+        reference = Reference(np.zeros(chains), beta1=0.0, beta2=beta2)
+        for t in range(1, 201):
+            g = np.where(random.random(chains) < 0.1, 10.0, -1.0)
+            reference.step(g)
+            if t in (1, 200):
+                v = np.maximum(np.sqrt(reference.b / (1 - beta2**t)), 1e-8)
+                # g = -1 after g = -1 has s = 0: with beta2 = 0 all of b, and the step is 1 / delta.
+                rows.append(
+                    {
+                        "beta2": beta2,
+                        "t": t,
+                        "together": float((g / v).mean()),
+                        "apart": float(g.mean() * (1 / v).mean()),
+                    }
+                )
+    return {"chains": chains, "true_mean": 0.1, "rows": rows}
+
+
+def _lipschitz() -> dict[str, Any]:
+    """-sqrt(sin(x)^2 + e^2) is bounded, and curved upwards by at most about 1."""
+    e = 1e-3
+    x = np.concatenate([np.linspace(-4, 4, 100_001), np.linspace(-5 * e, 5 * e, 100_001)])
+    root = np.sqrt(np.sin(x) ** 2 + e**2)
+    second = -np.cos(2 * x) / root + (np.sin(2 * x) / 2) ** 2 / root**3
+    return {"e": e, "upwards": float(second.max()), "downwards": float(-second.min())}
+
+
+def _bracket() -> dict[str, Any]:
+    """The share of steps with <w_t - w*, g_t> < 0, on Reddi's problem and on fair coins."""
+    random, found = np.random.default_rng(0), {}
+    slopes = {
+        "Reddi": np.where(np.arange(3000) % 3 == 0, 3.0, -1.0),
+        "coin": random.choice([-1.0, 1.0], 3000),
+    }
+    for name, c in slopes.items():
+        reference = Reference(np.zeros(1), lr=0.1, amsgrad=True, lr_schedule="sqrt", box=(-1.0, 1.0))
+        best, negative = -np.sign(c.sum()), 0
+        for slope in c:
+            negative += int((float(reference.w[0]) - best) * slope < 0)
+            reference.step(np.array([slope]))
+        found[name] = negative / len(c)
+    return {"share": found}
+
+
+def _bounds_judge(n: Numbers) -> tuple[str, str]:
+    first = n["rows"][0]
+    words = (
+        f"at delta {first['delta']:g} and T = {n['T']:,}: Theorem 1 {first['theorem1']:.0e}, Theorem 2 "
+        f"{first['theorem2']:.0e}; they say more than |g| <= G from "
+        f"T = 1e{first['theorem1_says_something_from']} and 1e{first['theorem2_says_something_from']} on"
+    )
+    return words, verdict(all(row["theorem1_says_something_from"] <= 9 for row in n["rows"]))
+
+
+def _debias_judge(n: Numbers) -> tuple[str, str]:
+    off = {(r["schedule"], r["debias"]): max(abs(m - 1) for m in r["mhat"].values()) for r in n["rows"]}
+    said = ", ".join(f"{off[s, 'power']:.1%} (beta1/{w})" for s, w in (("sqrt", "sqrt t"), ("inverse", "t")))
+    product = max(off[s, "product"] for s in ("sqrt", "inverse"))
+    words = f"mhat of a constant gradient is off by up to {said}; with 1 - prod beta1_i by {product:.0e}"
+    return words, verdict(max(off["sqrt", "power"], off["inverse", "power"]) < 1e-9)
+
+
+def _independence_judge(n: Numbers) -> tuple[str, str]:
+    first = n["rows"][0]
+    opposite = all(row["together"] * row["apart"] < 0 for row in n["rows"] if row["t"] == 1)
+    last = n["rows"][-1]
+    words = (
+        f"E[g/v] {first['together']:.2f} and E[g] E[1/v] {first['apart']:+.2f} at t = 1; at t = {last['t']} "
+        f"with beta2 {last['beta2']:g} {last['together']:.4f} and {last['apart']:.4f}"
+    )
+    return words, verdict(not opposite)
+
+
+CELLS = {
+    "THEORY.bounds": Cell(
+        "The rates O(log T / sqrt T) and O(1 / sqrt T) say something about runs of practical length.",
+        "Corollaries 2 and 3",
+        _bounds,
+        _bounds_judge,
+    ),
+    "THEORY.slip-scale": Cell(
+        "Below delta the step is m_t at the constant scale alpha / (1 - beta1^t).",
+        "alpha / (1 - beta1^t)",
+        _sgd_scale,
+        lambda n: (
+            f"{n['ratio']:.6g} times that at delta {n['delta']:g}: 1/delta is missing",
+            verdict(abs(n["ratio"] - 1) < 0.01),
+        ),
+    ),
+    "THEORY.slip-debias": Cell(
+        "1 - beta1_t^t debiases m_t when beta1_t varies.", "used in both theorems", _debias, _debias_judge
+    ),
+    "THEORY.slip-projection": Cell(
+        "w may be projected onto any bounded domain.",
+        "Pi_W",
+        _projection,
+        lambda n: (
+            f"in the norm of the proof a ball's projection leads away from a point of the ball in "
+            f"{n['domains']['ball, Euclidean']['share']:.0%} of {n['trials']} random cases, by up to "
+            f"{n['domains']['ball, Euclidean']['worst']:.1f} times; a box's in "
+            f"{n['domains']['box']['share']:.0%}",
+            verdict(n["domains"]["ball, Euclidean"]["share"] == 0),
+        ),
+    ),
+    "THEORY.slip-independence": Cell(
+        "E<grad f, g_t / v_t> = E<grad f, grad f / v_t>.",
+        "proof of Theorem 1",
+        _independence,
+        _independence_judge,
+    ),
+    "THEORY.slip-lipschitz": Cell(
+        "f(u) <= f(v) + <grad f(v), u - v> + L/2 ||u - v||^2 makes grad f L-Lipschitz.",
+        "proof of Theorem 1, P3",
+        _lipschitz,
+        lambda n: (
+            f"a bounded function curved upwards by at most {n['upwards']:.3f} is curved downwards by "
+            f"{n['downwards']:.0f}",
+            verdict(n["downwards"] <= n["upwards"] * 1.001),
+        ),
+    ),
+    "THEORY.slip-bracket": Cell(
+        "The bracket that Theorem 2's proof multiplies by 1/(1 - beta1) is never negative.",
+        "first inequality of the proof",
+        _bracket,
+        lambda n: (
+            ", ".join(
+                f"negative in {share:.0%} of the steps on {name}" for name, share in n["share"].items()
+            ),
+            verdict(max(n["share"].values()) == 0),
+        ),
+    ),
+}
