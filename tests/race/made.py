@@ -7,7 +7,7 @@ from agdopt.race.record import Record
 EPOCHS, STEPS = 20, 10  # steps an epoch
 
 
-def made(optimizer, seed, final=0.9, lr=1e-2, diverged_at=None, hashed=None, **changes):
+def made(optimizer, seed, final=0.9, lr=1e-2, diverged_at=None, hashed=None, judge=None, **changes):
     """A run whose accuracy comes near `final` with its own noise on the way, and is it in the last epoch."""
     r = np.random.default_rng([seed, *optimizer.encode()])
     epochs = EPOCHS if diverged_at is None else diverged_at // STEPS
@@ -26,7 +26,7 @@ def made(optimizer, seed, final=0.9, lr=1e-2, diverged_at=None, hashed=None, **c
         "plan": "made", "plan_hash": hashed or optimizer, "optimizer": optimizer, "seed": seed,
         "recipe": {
             "task": {"name": "digits"}, "epochs": EPOCHS,
-            "optimizer": {"cls": cls, "arguments": {"lr": lr}},
+            "optimizer": {"cls": cls, "arguments": {"lr": lr}}, **({"judge": judge} if judge else {}),
         },
         "environment": {"device": "a <device> & more"}, "versions": {"torch": "2.13"}, "commit": "abc",
         "parameters": 10, "epochs": epochs, "steps": epochs * STEPS,
@@ -59,6 +59,6 @@ def trials():
     peaks = {"agd": 0.3, "adamw": 0.05}
     return [
         made(name, 0, 0.9 - width * abs(np.log10(lr) + 2), lr=lr, hashed=f"{name}{lr}",
-             diverged_at=31 if lr > 0.5 and name == "agd" else None)
+             diverged_at=31 if lr > 0.5 and name == "agd" else None, judge="valid")
         for name, width in peaks.items() for lr in (1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 1.0)
     ]  # fmt: skip

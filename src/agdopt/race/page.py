@@ -22,7 +22,7 @@ def page(report: Report, charts: Sequence[Chart]) -> str:
     facts = [words.count(len(report.runs), "run"), words.count(len(_devices(report)), "kind of machine")]
     if len(_devices(report)) == 1:
         facts[1] = next(iter(_devices(report)))
-    return string.Template(template.read_text()).substitute(
+    return string.Template(template.read_text("utf-8")).substitute(
         title=escape(f"{report.name}: agdopt race"),
         name=escape(report.name),
         about=escape(" · ".join(filter(None, [about, *facts, newest]))),

@@ -5,61 +5,54 @@ import json
 import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agdopt.race.record import Key, Record, RecordError, read
-from agdopt.race.standings import Report, ReportError, build
+from agdopt.race.goal import ReportError
+from agdopt.race.record import Record, RecordError, read
+from agdopt.race.standings import Report, build
 from agdopt.race.words import columns, headline, rows, sentence
 
 RECORDS, TRIALS, PLAN = "records.jsonl", "trials.jsonl", "plan.json"
 
 
-@dataclass
+@dataclass(frozen=True)
 class Found:
-    """What lies in folders and files: of equal records the first counts, and the others are counted."""
+    """What lies in folders and files."""
 
-    records: dict[Key, Record] = field(default_factory=dict)
-    trials: dict[Key, Record] = field(default_factory=dict)
-    plan: Mapping[str, Any] | None = None
-    notes: list[str] = field(default_factory=list)
-    twice: int = 0
-
-    def take(self, path: Path) -> None:
-        into = self.trials if path.name.startswith("trials") else self.records
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            found = read(path)
-        self.notes += [f"{w.message}." for w in caught]
-        self.twice += path.read_bytes().count(b"\n") - len(found) + len(found.keys() & into.keys())
-        into.update({k: r for k, r in found.items() if k not in into})
+    records: list[Record]
+    trials: list[Record]
+    plan: Mapping[str, Any]
+    notes: list[str]  # what was left out, and why
 
 
 def load(paths: Sequence[Path]) -> Found:
-    found = Found()
-    for path in paths:
-        files = _files(path)
-        if not files:
-            raise ReportError(f"no {RECORDS} in {path}: `agdopt race --out {path}` writes one")
-        for file in files:
-            found.take(file)
-        for plan in sorted(path.rglob(PLAN)) if path.is_dir() else ():
-            found.plan = found.plan or _plan(plan)
-    if found.twice:
-        found.notes.append(f"{found.twice} of the records stand there more than once and are counted once.")
-    return found
+    files = [f for path in paths for f in _files(path)]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        every = read(*files).values()
+    plans = [_plan(p) for path in paths if path.is_dir() for p in sorted(path.rglob(PLAN))]
+    return Found(
+        [r for r in every if not r.trial],
+        [r for r in every if r.trial],
+        plans[0] if plans else {},
+        [f"{w.message}." for w in caught],
+    )
 
 
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    return sorted(f for name in (RECORDS, TRIALS) for f in path.rglob(name))
+    files = sorted(f for name in (RECORDS, TRIALS) for f in path.rglob(name))
+    if not files:
+        raise ReportError(f"no {RECORDS} in {path}: `agdopt race --out {path}` writes one")
+    return files
 
 
 def _plan(path: Path) -> Mapping[str, Any]:
     try:
-        table = json.loads(path.read_text())
+        table = json.loads(path.read_text("utf-8"))
     except ValueError as e:
         raise ReportError(f"{path} is no JSON: {e}") from e
     if not isinstance(table, dict):
@@ -75,17 +68,13 @@ def write(folder: Path, sources: Sequence[Path] = (), **asked: Any) -> Report:
     except ModuleNotFoundError as e:
         raise ReportError(f'{e}: a report needs pip install "agdopt[race]"') from e
     found = load(sources or [folder])
-    report = build(
-        found.records.values(),
-        found.trials.values(),
-        {**(found.plan or {}), **{k: v for k, v in asked.items() if v is not None}},
-        found.notes,
-    )
+    wanted = {k: v for k, v in asked.items() if v is not None}
+    report = build(found.records, found.trials, {**found.plan, **wanted}, found.notes)
     charts = draw(report)
     (folder / "charts").mkdir(parents=True, exist_ok=True)
     for chart in charts:
-        (folder / "charts" / f"{chart.name}.svg").write_text(chart.svg)
-    (folder / "report.html").write_text(page(report, charts))
+        (folder / "charts" / f"{chart.name}.svg").write_text(chart.svg, "utf-8")
+    (folder / "report.html").write_text(page(report, charts), "utf-8")
     return report
 
 

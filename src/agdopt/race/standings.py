@@ -6,28 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from agdopt.race import stats
+from agdopt.race.goal import Goal, ReportError, goal, outcome
 from agdopt.race.record import Record
 from agdopt.race.stats import Comparison, Outcomes, Sensitivity, Summary
 
-# Only for records that do not say themselves whether more of their metric is better.
-HIGHER = {"accuracy", "acc", "top1", "top5", "f1", "auc", "bleu", "map", "iou", "r2", "reward"}
-LOWER = {"loss", "error", "perplexity", "ppl", "nll", "mse", "mae", "rmse", "bpc", "bpb", "wer", "cer"}
 ADAPTIVE = "switch.adaptive"
-
-
-class ReportError(ValueError):
-    """Records that no report can be made of; the message says what to do."""
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What is compared: the metric of the final split, which way is better, and what is to be reached."""
-
-    metric: str  # such as test.accuracy
-    watched: str  # its curve, on the split that is judged after every epoch
-    searched: str  # what trials are chosen by
-    maximize: bool
-    target: float | None = None
 
 
 @dataclass(frozen=True)
@@ -108,25 +91,20 @@ def build(
     names = sorted({r.plan for r in runs})
     if len(names) > 1:
         raise ReportError(f"records of several plans ({', '.join(names)}): one report is of one plan")
-    asked = {**runs[-1].recipe, **runs[-1].notes, **{k: v for k, v in (plan or {}).items() if v is not None}}
-    goal = _goal(runs, asked)
+    said = (runs[-1].recipe, runs[-1].notes, plan or {})
+    asked = {k: v for table in said for k, v in table.items() if v not in (None, "")}
+    aim = goal(runs, asked)
     groups = _groups(runs, asked.get("optimizers") or ())
     baseline = _baseline(groups, asked.get("baseline"))
-    outcomes = {name: {r.seed: _outcome(r, goal.metric) for r in own} for name, own in groups.items()}
+    outcomes = {name: {r.seed: outcome(r, aim.metric) for r in own} for name, own in groups.items()}
     judged = stats.together(
-        {
-            n: stats.compare(o, outcomes[baseline], goal.maximize)
-            for n, o in outcomes.items()
-            if n != baseline
-        },
-        goal.maximize,
+        {n: stats.compare(o, outcomes[baseline], aim.maximize) for n, o in outcomes.items() if n != baseline},
+        aim.maximize,
     )
     entrants = []
     for place, (name, own) in enumerate(groups.items()):
         numbers = [v for v in outcomes[name].values() if v is not None]
-        of_it = tuple(
-            (_rate(t), _outcome(t, goal.searched)) for t in tried if t.optimizer == own[0].optimizer
-        )
+        of_it = tuple((_rate(t), outcome(t, aim.searched)) for t in tried if t.optimizer == own[0].optimizer)
         entrants.append(
             Entrant(
                 name,
@@ -136,13 +114,13 @@ def build(
                 outcomes[name],
                 stats.summary(numbers) if numbers else None,
                 judged.get(name),
-                stats.sensitivity(of_it, goal.maximize),
-                _reached(own, goal),
+                stats.sensitivity(of_it, aim.maximize),
+                _reached(own, aim),
             )
         )
-    entrants.sort(key=lambda e: _rank(e, goal.maximize))
+    entrants.sort(key=lambda e: _rank(e, aim.maximize))
     shared = {k: v for k, v in {**runs[-1].recipe, **(plan or {})}.items() if not k.startswith("optimizer")}
-    return Report(shared, names[0], goal, baseline, tuple(entrants), (*notes, *_cautions(entrants, tried)))
+    return Report(shared, names[0], aim, baseline, tuple(entrants), (*notes, *_cautions(entrants, tried)))
 
 
 def _rate(record: Record) -> float:
@@ -157,46 +135,6 @@ def _median(values: Iterable[float | None]) -> float | None:
 def _rank(entrant: Entrant, maximize: bool) -> tuple[bool, float]:
     s = entrant.summary
     return s is None, 0.0 if s is None else -s.mean if maximize else s.mean
-
-
-def _outcome(record: Record, metric: str) -> float | None:
-    """The last number of a run, from its final metrics or its curve; None where it diverged."""
-    if record.diverged_at is not None:
-        return None
-    value = record.metrics.get(metric)
-    if value is None and metric in record.curves:
-        value = record.curves[metric][-1]
-    if value is None:
-        raise ReportError(
-            f"{record.optimizer}, seed {record.seed} has no {metric}; it has {', '.join(record.metrics)}"
-        )
-    return value
-
-
-def _goal(runs: Sequence[Record], asked: Mapping[str, Any]) -> Goal:
-    """The metric as asked for, else the first that is not the loss; on the test split, where there is one."""
-    known = [m for r in runs if r.diverged_at is None for m in r.metrics] or [
-        m for r in runs for m in r.metrics
-    ]
-    if not known:
-        raise ReportError("the records hold no metric at all")
-    wanted = asked.get("metric")
-    splits = sorted({m.partition(".")[0] for m in known}, key=lambda s: (s != "test", s != "valid", s))
-    own = [m for m in known if m.startswith(splits[0] + ".")]
-    full = next((m for m in known if wanted in (m, m.partition(".")[2]) and m.startswith(splits[0])), None)
-    full = full or (wanted if wanted in known else None)
-    if wanted and full is None:
-        raise ReportError(f"no metric {wanted!r} in the records; they have {', '.join(dict.fromkeys(known))}")
-    full = full or next((m for m in own if not m.endswith("loss")), own[0])
-    short = full.partition(".")[2]
-    maximize = asked.get("maximize")
-    if maximize is None:
-        if short not in HIGHER | LOWER:
-            raise ReportError(f"is more of {short!r} better? Say --higher or --lower")
-        maximize = short in HIGHER
-    curves = {c for r in runs for c in r.curves}
-    watched = next((c for c in (f"valid.{short}", full) if c in curves), full)
-    return Goal(full, watched, f"valid.{short}", bool(maximize), asked.get("target"))
 
 
 def _groups(runs: Sequence[Record], order: Iterable[str]) -> dict[str, list[Record]]:
@@ -215,9 +153,10 @@ def _groups(runs: Sequence[Record], order: Iterable[str]) -> dict[str, list[Reco
 
 def _baseline(groups: Mapping[str, Sequence[Record]], wanted: str | None) -> str:
     if wanted is not None:
-        if wanted not in groups:
-            raise ReportError(f"the baseline {wanted!r} has no run; there are {', '.join(groups)}")
-        return wanted
+        for name, own in groups.items():
+            if wanted in (name, own[0].optimizer):
+                return name
+        raise ReportError(f"the baseline {wanted!r} has no run; there are {', '.join(groups)}")
     classes = {name: own[0].recipe.get("optimizer", {}).get("cls", "") for name, own in groups.items()}
     return next((name for name, cls in classes.items() if cls == "torch.optim.AdamW"), next(iter(groups)))
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr
 
 BETTER, WORSE, SAME, UNKNOWN = "better", "worse", "no difference", "cannot tell"
 ENOUGH = 5  # pairs; fewer carry no interval
@@ -62,7 +61,7 @@ class Sensitivity:
 
     def near(self, value: float | None) -> bool:
         """An accuracy of at least 90% of the best one, a loss of at most 110% of the best one."""
-        return value is not None and abs(value - self.best) <= 0.1 * abs(self.best)
+        return value is not None and abs(value - self.best) <= (0.1 + 1e-9) * abs(self.best)
 
 
 def summary(values: Sequence[float]) -> Summary:
@@ -93,20 +92,21 @@ def interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:
     counts, weights = _resamples(n)
     z = (x - centre) / sd
     mean = counts @ z / n
-    spread = np.sqrt(np.maximum(counts @ z**2 / n - mean**2, 0) * n / (n - 1))
-    # A resample of equal values has no spread: its t is as far out as a t can be.
-    same = spread < 1e-9
-    t = np.where(same, np.copysign(np.inf, mean), np.sqrt(n) * mean / np.where(same, 1, spread))
+    variance = np.maximum(counts @ z**2 / n - mean**2, 0) * n / (n - 1)
+    # Equal values are not without spread: an accuracy moves in steps, and within one it is uniform.
+    gaps = np.diff(np.sort(z))
+    step = gaps[gaps > 1e-6].min()
+    t = mean * np.sqrt(n / np.where(variance < 1e-12, step**2 / 12, variance))
     order = np.argsort(t)
     reached = np.cumsum(weights[order])
-    tails = ((1 + level) / 2, (1 - level) / 2)
-    far, near = (t[order][np.searchsorted(reached, tail - 1e-12)] for tail in tails)
-    ends = float(centre - far * sd / np.sqrt(n)), float(centre - near * sd / np.sqrt(n))
-    return ends if all(map(math.isfinite, ends)) else None
+    far, near = t[order][np.searchsorted(reached, [(1 + level) / 2 - 1e-12, (1 - level) / 2 - 1e-12])]
+    return float(centre - far * sd / np.sqrt(n)), float(centre - near * sd / np.sqrt(n))
 
 
 def t_test(values: Sequence[float]) -> float | None:
     """Two-sided p of a mean of 0; None where there is no spread to judge it by."""
+    from scipy.special import stdtr  # here, so that `agdopt` starts without it
+
     n, sd = len(values), float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     mean = float(np.mean(values)) if values else 0.0
     return float(2 * stdtr(n - 1, -abs(mean) / sd * math.sqrt(n))) if sd > 1e-12 * abs(mean) else None

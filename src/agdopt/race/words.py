@@ -163,7 +163,7 @@ def columns(report: Report) -> dict[str, Callable[[Entrant], str]]:
         table["peak MB"] = lambda e: "–" if e.peak_memory is None else f"{e.peak_memory / 1e6:,.0f}"
     if report.goal.target is not None:
         table[f"steps to {report.goal.target:g}"] = lambda e: _reached(e)
-        table["seconds"] = lambda e: number(e.reached and e.reached.seconds)
+        table["seconds"] = lambda e: number(e.reached.seconds if e.reached else None)
     if any(e.sensitivity for e in entrants):
         table["lr within 10%"] = lambda e: f"{100 * e.sensitivity.share:.0f}%" if e.sensitivity else "–"
     if any(e.adaptive is not None for e in entrants):
