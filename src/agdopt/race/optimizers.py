@@ -38,7 +38,7 @@ def resolve(entry: Entry) -> type[Optimizer]:
     parameters = inspect.signature(found.__init__).parameters.values()
     declared = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     settings = {f.name for f in fields(Entry)} - {"name", "cls", "arguments"}
-    for key in entry.arguments:
+    for key in (*entry.arguments, *entry.search):
         if key not in declared - {"self", "params"}:
             raise unknown(f"key in optimizers.{entry.name}", key, declared - {"self", "params"} | settings)
     if entry.flat and found.__name__ not in ELEMENTWISE:

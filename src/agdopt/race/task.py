@@ -26,7 +26,9 @@ A task of one's own is about twenty lines:
 """
 
 import dataclasses
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -121,6 +123,18 @@ def find_data(root: Path | None, paths: Sequence[str], what: str, where_from: st
         f"{what} is not there: get it from {where_from} and put it at {folder / paths[0]}"
         " (another folder: --data DIR or AGDOPT_DATA)"
     )
+
+
+def source_of(name: str) -> str:
+    """A hash of the file of a task of one's own (`module:attribute`), which may change any day."""
+    module, _, attribute = name.partition(":")
+    try:
+        spec = importlib.util.find_spec(module) if attribute else None
+    except (ImportError, ValueError):
+        spec = None  # make_task will say it
+    if spec is None or spec.origin is None or not spec.has_location:
+        return ""
+    return hashlib.sha256(Path(spec.origin).read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:12]
 
 
 def make_task(table: Mapping[str, Any], batch: int, device: torch.device, data: Path | None = None) -> Task:
