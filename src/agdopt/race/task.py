@@ -113,6 +113,15 @@ class Task:
         return {key: value / len(tensors[0]) for key, value in totals.items()}
 
 
+def split(*tensors: Tensor, valid: float = 0.2, test: float = 0.2) -> dict[str, Batch]:
+    """The examples as train, valid and test, shuffled the same way every time."""
+    count = len(tensors[0])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+    ends = [round(count * (1 - valid - test)), round(count * (1 - test))]
+    parts = zip(("train", "valid", "test"), order.tensor_split(ends), strict=True)
+    return {name: tuple(t[rows] for t in tensors) for name, rows in parts}
+
+
 def find_data(root: Path | None, paths: Sequence[str], what: str, where_from: str) -> Path:
     """The first of `paths` below --data (or AGDOPT_DATA)."""
     folder = root or Path(os.environ.get("AGDOPT_DATA", "data"))
