@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -14,24 +13,13 @@ from agdopt.race.driver import Options
 from agdopt.race.optimizers import resolve
 from agdopt.race.plan import Entry, Plan
 from agdopt.race.pool import cores
-from agdopt.race.record import Record, read, repair
+from agdopt.race.record import read, repair
 from agdopt.race.search import Tuning, sampler_of, trial_plan
+from agdopt.race.show import Show
 from agdopt.race.task import source_of
 from agdopt.race.trainer import Trainer
 
 FINALS, TRIALS = "records.jsonl", "trials.jsonl"
-
-
-class Show(Protocol):
-    """What a race tells while it goes on."""
-
-    def say(self, text: str) -> None: ...
-
-    def detail(self, text: str) -> None: ...
-
-    def expect(self, optimizer: str, done: int, total: int) -> None: ...
-
-    def finished(self, record: Record) -> None: ...
 
 
 @dataclass

@@ -145,10 +145,12 @@ class Driver:
                 self._fail(run, e)
                 continue
             run.events = run.training.advance()
-            run.marked = run.saved = time.monotonic()
+            run.marked = run.saved = run.said = time.monotonic()
             self.active.append(run)
-            at = f" from epoch {run.training.state.epoch}" if state else ""
-            self.say(f"{run.label}: begins{at}, graph: {run.training.stepper.built.graph}")
+            graph = run.training.stepper.built.graph
+            if state or graph != "none":
+                at = f" from epoch {run.training.state.epoch}" if state else ""
+                self.say(f"{run.label}: begins{at}, graph: {graph}")
 
     def _turn(self, run: Run) -> bool:
         """One update of one run. False: it is waiting for the device."""

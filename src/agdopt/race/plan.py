@@ -173,8 +173,11 @@ def _override(table: dict[str, Any], setting: str) -> None:
     table[key] = value
 
 
-def load(source: str | Path, settings: Sequence[str] = ()) -> Plan:
-    """A plan from a file, or one of the package by its name, such as paper/t4-resnet20."""
+def load(source: str | Path, settings: Sequence[str] = (), changes: Mapping[str, Any] | None = None) -> Plan:
+    """A plan from a file, or one of the package by its name, such as paper/t4-resnet20.
+
+    `changes` are to its uppermost keys (None: as if it were not there), `settings` to any, as text.
+    """
     path = Path(source)
     inside = importlib.resources.files("agdopt") / "plans" / f"{source}.toml"
     if path.suffix != ".toml" and not inside.is_file():
@@ -182,10 +185,13 @@ def load(source: str | Path, settings: Sequence[str] = ()) -> Plan:
     try:
         text = path.read_text("utf-8") if path.suffix == ".toml" else inside.read_text("utf-8")
         table = tomllib.loads(text)
+    except UnicodeDecodeError as e:
+        raise PlanError(f"{source} is not TOML: it is no UTF-8 text") from e
     except OSError as e:
         raise PlanError(f"cannot read the plan {path}: {e.strerror}") from e
     except tomllib.TOMLDecodeError as e:
         raise PlanError(f"{source} is not TOML: {e}") from e
+    table = {k: v for k, v in {**table, **(changes or {})}.items() if v is not None}
     for setting in settings:
         _override(table, setting)
     return from_table(table)

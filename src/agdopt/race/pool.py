@@ -10,7 +10,7 @@ from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessP
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait as ended
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,17 +18,10 @@ from agdopt.race.driver import Driver, Options
 from agdopt.race.plan import Entry, Plan
 from agdopt.race.record import Record
 from agdopt.race.recorder import Recorder
+from agdopt.race.show import Show
 from agdopt.race.task import Task, make_task
 
 CPU = torch.device("cpu")
-
-
-class Show(Protocol):
-    """What a race tells while it goes on."""
-
-    def detail(self, text: str) -> None: ...
-
-    def finished(self, record: Record) -> None: ...
 
 
 @dataclass

@@ -12,24 +12,7 @@ from agdopt.race.checks import PlanError
 from agdopt.race.contest import race
 from agdopt.race.plan import Plan, load
 from agdopt.race.record import Key, Record, RecordError, read
-
-
-class Lines:
-    """A line for everything."""
-
-    def __init__(self, started: float) -> None:
-        self.started = started
-
-    def say(self, text: str) -> None:
-        print(f"{time.monotonic() - self.started:7.1f} s  {text}", flush=True)
-
-    detail = say
-
-    def expect(self, optimizer: str, done: int, total: int) -> None:
-        """Totals are said once, at the beginning."""
-
-    def finished(self, record: Record) -> None:
-        """The driver has said so."""
+from agdopt.race.show import Lines
 
 
 def summary(plan: Plan, records: Mapping[Key, Record]) -> list[str]:

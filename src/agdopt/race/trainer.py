@@ -11,8 +11,9 @@ import torch
 
 from agdopt.race.driver import Driver, Options
 from agdopt.race.plan import Entry, Plan
-from agdopt.race.pool import Outcome, Pool, Show
+from agdopt.race.pool import Outcome, Pool
 from agdopt.race.recorder import Recorder
+from agdopt.race.show import Show
 from agdopt.race.task import Task, make_task
 
 
