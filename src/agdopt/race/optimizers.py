@@ -38,7 +38,7 @@ def resolve(entry: Entry) -> type[Optimizer]:
     parameters = inspect.signature(found.__init__).parameters.values()
     declared = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     settings = {f.name for f in fields(Entry)} - {"name", "cls", "arguments"}
-    for key in entry.arguments:
+    for key in (*entry.arguments, *entry.search):
         if key not in declared - {"self", "params"}:
             raise unknown(f"key in optimizers.{entry.name}", key, declared - {"self", "params"} | settings)
     if entry.flat and found.__name__ not in ELEMENTWISE:
@@ -57,6 +57,7 @@ class Built:
     lr: Tensor | None  # the rate on the device, where the graph holds the step
     grads: list[Tensor] | None  # gradients that stay where they are, zeroed instead of freed
     second_order: bool
+    shares: list[float]  # of the rate that each group has: Muon's matrices and the rest differ
 
     def keep_grads(self, params: list[nn.Parameter]) -> None:
         self.grads = [torch.zeros_like(p) for p in params]
@@ -67,8 +68,8 @@ class Built:
         if self.lr is not None:
             self.lr.fill_(lr)
             return
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        for group, share in zip(self.optimizer.param_groups, self.shares, strict=True):
+            group["lr"] = lr * share
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         own = [{k: g[k] for k in self.optimizer.defaults} for g in self.optimizer.param_groups]
@@ -80,6 +81,17 @@ class Built:
 
 def is_second_order(cls: type[Optimizer]) -> bool:
     return hasattr(cls, "compute_hutchinson_hessian") and cls.__name__ in ("AdaHessian", "SophiaH")
+
+
+def muon_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """What pytorch_optimizer's Muon wants: hidden matrices, and apart from them what its AdamW steps."""
+    tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
+    params = [p for p in model.parameters() if p.requires_grad]
+    matrices = [p for p in params if p.ndim >= 2 and id(p) not in tables][:-1]  # the last one is the head
+    need(bool(matrices), "Muon is for hidden matrices, and this model has none")
+    hidden = {id(p) for p in matrices}
+    rest = [p for p in params if id(p) not in hidden]
+    return [{"params": matrices, "use_muon": True}, {"params": rest, "use_muon": False}]
 
 
 def build(entry: Entry, cls: type[Optimizer], model: nn.Module, graph: bool) -> Built:
@@ -107,11 +119,15 @@ def build(entry: Entry, cls: type[Optimizer], model: nn.Module, graph: bool) -> 
     grads: list[Tensor] | None = None
     if flat is not None and flat.grad is not None:
         grads = [flat.grad]
+    given: list[Any] = [flat] if flat is not None else params
+    if any(base.__name__ == "MuonBase" for base in cls.__mro__):
+        given = muon_groups(model)
     try:
-        optimizer = cls([flat] if flat is not None else params, **arguments)
+        optimizer = cls(given, **arguments)
     except (TypeError, ValueError) as e:
         raise PlanError(f"optimizers.{entry.name}: {entry.cls} refuses its arguments: {e}") from e
-    built = Built(optimizer, mode, lr, grads, second)
+    shares = [1.0 if entry.lr == 0 else float(g["lr"]) / entry.lr for g in optimizer.param_groups]
+    built = Built(optimizer, mode, lr, grads, second, shares)
     if mode == "backward" and grads is None:
         built.keep_grads(params)
     return built

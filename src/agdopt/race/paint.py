@@ -141,8 +141,8 @@ def legend(figure: Figure, axes: Axes) -> None:
     handles, labels = axes.get_legend_handles_labels()
     room = 90  # letters that fit beside each other, with 6 for each line and gap
     columns = len(labels) if sum(len(x) + 6 for x in labels) < room else room // (max(map(len, labels)) + 6)
-    place = {"loc": "outside upper left", "ncols": max(1, columns)}
-    figure.legend(handles, labels, labelcolor=MUTED, borderpad=0, **place)  # type: ignore[arg-type]
+    columns = max(1, columns)
+    figure.legend(handles, labels, loc="outside upper left", ncols=columns, labelcolor=MUTED, borderpad=0)
 
 
 def dots(axes: Axes, report: Report, title: str, row: Callable[[Entrant], Row]) -> None:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from agdopt.race.checks import PlanError
+
 if sys.platform == "win32":
     import msvcrt
 else:
@@ -20,7 +22,7 @@ SCHEMA = 1
 Key = tuple[str, str, int]
 
 
-class RecordError(ValueError):
+class RecordError(PlanError):
     """Records that cannot be used as they are; the message names file and line."""
 
 

@@ -1,18 +1,17 @@
-"""agdopt report: from records to verdict, table, page and charts, again and again the same."""
+"""From records to verdict, table, page and charts, again and again the same."""
 
-import argparse
 import json
-import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from agdopt.race.goal import ReportError
-from agdopt.race.record import Record, RecordError, read
+from agdopt.race.record import Record, read
+from agdopt.race.show import table
 from agdopt.race.standings import Report, build
-from agdopt.race.words import columns, headline, rows, sentence
+from agdopt.race.words import columns, headline, sentence
 
 RECORDS, TRIALS, PLAN = "records.jsonl", "trials.jsonl", "plan.json"
 
@@ -78,87 +77,11 @@ def write(folder: Path, sources: Sequence[Path] = (), **asked: Any) -> Report:
     return report
 
 
-def show(report: Report, path: Path) -> None:
-    """Verdict and table on the terminal."""
-    print(f"{report.name}: {headline(report)}\n")
-    table = columns(report)
-    lines = [[cell(e) for cell in table.values()] for e in report.entrants]
-    if sys.stdout.isatty():
-        _rich(list(table), lines)
-    else:
-        _plain(list(table), lines)
-    print()
+def show(report: Report, page: Path, stream: TextIO | None = None) -> None:
+    """Verdict, table and sentences on the terminal."""
+    wanted = columns(report)
+    lines = [[cell(e) for cell in wanted.values()] for e in report.entrants]
+    table(f"{report.name}: {headline(report)}\n", list(wanted), lines, stream)
     for said in (*(sentence(report, e) for e in report.entrants), *report.notes):
-        print(f"- {said}")
-    print(f"\n{path}", flush=True)
-
-
-def _rich(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*(head[:1]), box=box.SIMPLE_HEAD, header_style="dim", pad_edge=False)
-    for title in head[1:]:
-        table.add_column(title, justify="right")
-    styles = {"better": "bold green", "worse": "bold red"}
-    for line in lines:
-        table.add_row(*(Text(cell, styles.get(cell, "")) for cell in line))
-    Console(highlight=False).print(table)
-
-
-def _plain(head: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
-    for line in (head, *lines):
-        first, *rest = (cell.rjust(w) for cell, w in zip(line, widths, strict=True))
-        print("  ".join([line[0].ljust(len(first)), *rest]).rstrip())
-
-
-def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("report", help="verdict, table and page from the records of a race")
-    parser.add_argument("source", nargs="+", type=Path, help="folders or files of records")
-    parser.add_argument("--out", type=Path, help="merge all sources into one report in this folder")
-    parser.add_argument("--baseline", help="optimizer to compare with (default: the plan's, else AdamW)")
-    parser.add_argument("--metric", help="such as test.loss (default: the task's)")
-    better = parser.add_mutually_exclusive_group()
-    better.add_argument("--higher", dest="maximize", action="store_true", default=None, help="is better")
-    better.add_argument("--lower", dest="maximize", action="store_false", default=None, help="is better")
-    parser.add_argument(
-        "--target", type=float, help="value of the metric: steps and seconds until it is reached"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="one list of objects on standard output, no table"
-    )
-    parser.set_defaults(run=run)
-
-
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
-    for source in args.source:
-        if not source.exists():
-            parser.error(f"{source} does not exist")
-        if not (source.is_dir() or args.out):
-            parser.error(f"{source} is a file: say with --out in which folder the report shall be")
-    asked = {k: getattr(args, k) for k in ("baseline", "metric", "maximize", "target")}
-    reports = []
-    try:
-        for folder, sources in _wanted(args.source, args.out):
-            reports.append(write(folder, sources, **asked))
-            if not args.json:
-                show(reports[-1], folder / "report.html")
-    except (ReportError, RecordError) as e:
-        print(f"agdopt: {e}", file=sys.stderr)
-        return 1
-    if args.json:
-        print(json.dumps([row for report in reports for row in rows(report)], indent=1))
-    return 0
-
-
-def _wanted(sources: Sequence[Path], out: Path | None) -> Iterator[tuple[Path, list[Path]]]:
-    """One report of everything, or one in every folder that holds records."""
-    if out is not None:
-        yield out, list(sources)
-        return
-    for source in sources:
-        below = sorted({f.parent for f in source.rglob(RECORDS)} or {source})
-        yield from ((folder, [folder]) for folder in below)
+        print(f"- {said}", file=stream)
+    print(f"\n{page}", file=stream, flush=True)
