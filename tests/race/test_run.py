@@ -18,7 +18,8 @@ from agdopt.race.driver import Driver, Options, Run
 from agdopt.race.optimizers import build, flatten
 from agdopt.race.plan import from_table
 from agdopt.race.record import read
-from agdopt.race.run import Recorder, main
+from agdopt.race.recorder import Recorder
+from agdopt.race.run import main
 from agdopt.race.stepper import Captured, Stepper
 from agdopt.race.task import make_task
 from agdopt.race.train import EPOCH, Training

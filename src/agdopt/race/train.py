@@ -50,6 +50,12 @@ class Training:
     ) -> None:
         self.task, self.plan, self.entry, self.seed = task, plan, entry, seed
         self.state = Progress(**checkpoint["progress"]) if checkpoint else Progress()
+        # A trial of a search is judged on its one split, and no other is so much as looked at.
+        self.watch = (plan.judge,) if plan.judge else tuple(task.watch())
+        self.final = (plan.judge,) if plan.judge else tuple(task.final())
+        need(
+            plan.judge in ("", *task.splits), f"a search needs a split {plan.judge!r}, which the task has not"
+        )
         self.cls = resolve(entry)
         if is_second_order(self.cls) and plan.clip_grad_norm is not None:
             raise PlanError(
@@ -164,7 +170,7 @@ class Training:
         loss, bad = self.stepper.read()
         values = {key: float(value) for key, value in judged.items()}
         final = {key: float(value) for key, value in judged_last.items()}
-        watched = {k: v for k, v in values.items() if k.partition(".")[0] in task.watch()}
+        watched = {k: v for k, v in values.items() if k.partition(".")[0] in self.watch}
         before = list(state.curves.get(f"valid.{task.metric}", []))
         for key, value in {"train.loss": loss / steps, **numbers, **watched}.items():
             state.curves.setdefault(key, []).append(value)
@@ -173,7 +179,7 @@ class Training:
             state.diverged_at = bad or state.update
         if self.done:
             state.metrics = final or watched
-        for split in task.watch():
+        for split in self.watch:
             need(f"{split}.{task.metric}" in values, f"the task gives no {task.metric!r} for {split!r}")
         self._switch(before)
 

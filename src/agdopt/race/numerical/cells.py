@@ -8,7 +8,7 @@ from typing import Any
 
 from agdopt.race.numerical import f1, lemmas, races, reddi, regret, slips, variance
 from agdopt.race.numerical.cell import Cell
-from agdopt.race.run import commit, versions
+from agdopt.race.recorder import commit, versions
 
 CELLS: dict[str, Cell] = {
     name: cell
