@@ -4,7 +4,7 @@
     denominator max: max(bhat_t, delta), as AGD;                add: bhat_t + delta, as Adam's eps
 
 (difference, max) is agdopt.AGD and (gradient, add) is torch.optim.Adam. The other two are in no library:
-AdaBelief's difference is g_t - m_t: another factor, no bias correction. Nothing to train with otherwise.
+AdaBelief's difference is g_t - m_t, another factor and without bias correction. Nothing else to train with.
 """
 
 from collections.abc import Callable
