@@ -1,4 +1,4 @@
-"""The algorithm, line by line, over a grid of settings and sequences of gradients; and whether bounds hold on it.
+"""The algorithm, line by line, over a grid of settings and sequences of gradients; do bounds hold on it?
 
 Each inequality of the proofs is about every coordinate alone, so n = 1 here; G = alpha = 1.
 """

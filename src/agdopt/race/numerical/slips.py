@@ -116,14 +116,14 @@ def _debias_judge(n: Numbers) -> tuple[str, str]:
 
 
 def _independence_judge(n: Numbers) -> tuple[str, str]:
-    first = n["rows"][0]
-    opposite = all(row["together"] * row["apart"] < 0 for row in n["rows"] if row["t"] == 1)
-    last = n["rows"][-1]
-    words = (
-        f"E[g/v] {first['together']:.2f} and E[g] E[1/v] {first['apart']:+.2f} at t = 1; at t = {last['t']} "
-        f"with beta2 {last['beta2']:g} {last['together']:.4f} and {last['apart']:.4f}"
-    )
-    return words, verdict(not opposite)
+    seen = {(row["beta2"], row["t"]): row for row in n["rows"]}
+    said = [
+        f"{row['together']:+.3f} and {row['apart']:+.3f} at t = {t}, beta2 {beta2:g}"
+        for (beta2, t), row in seen.items()
+        if t > 1 or beta2 == 0.999
+    ]
+    opposite = any(row["together"] * row["apart"] < 0 for row in n["rows"])
+    return f"E[g/v] and E[g] E[1/v]: {'; '.join(said)}", verdict(not opposite)
 
 
 CELLS = {
