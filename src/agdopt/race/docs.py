@@ -1,4 +1,4 @@
-"""make docs: the generated blocks of the documentation, from the records in results/."""
+"""make docs: the generated blocks and pictures of the documentation, from the records in results/."""
 
 import argparse
 import json
@@ -7,7 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agdopt.race.numerical import read
+from agdopt.race.numerical.page import BLOCKS
+from agdopt.race.numerical.pictures import draw, stale
 from agdopt.race.speed import fingerprint
+
+RECORDS, FIGURES = Path("results/numerical/records.jsonl"), Path("docs/figures")
 
 WORKS = {
     "large": "one large tensor",
@@ -63,19 +68,37 @@ def filled(text: str, name: str, block: str) -> str:
     return pattern.sub(lambda match: match[1] + "\n" + block + "\n\n" + match[2], text)
 
 
+def pages(root: Path) -> dict[Path, str]:
+    """Every page with generated blocks, as it should be."""
+    found = {Path("README.md"): {"speed": speed_block(records(root / "results"))}}
+    numerical = read(root / RECORDS)
+    for name, blocks in BLOCKS.items():
+        found[Path(name)] = {block: make(numerical) for block, make in blocks.items()}
+    texts = {}
+    for page, made in found.items():
+        texts[page] = (root / page).read_text()
+        for name, block in made.items():
+            texts[page] = filled(texts[page], name, block)
+    return texts
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make docs", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where a block is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit 1 where something is stale"
+    )
     parser.add_argument("--root", type=Path, default=Path())
-    args = parser.parse_args()
-    readme = args.root / "README.md"
-    old = readme.read_text()
-    new = filled(old, "speed", speed_block(records(args.root / "results")))
+    root = (args := parser.parse_args()).root
+    numerical = read(root / RECORDS)
+    texts = {page: text for page, text in pages(root).items() if (root / page).read_text() != text}
+    pictures = stale(numerical, root / FIGURES)
     if args.check:
-        if new != old:
-            print("README.md is stale: run `make docs`", file=sys.stderr)
-        return int(new != old)
-    readme.write_text(new)
+        for name in [*texts, *(FIGURES / picture for picture in pictures)]:
+            print(f"{name} is stale: run `make docs`", file=sys.stderr)
+        return int(bool(texts or pictures))
+    for page, text in texts.items():
+        (root / page).write_text(text)
+    draw(numerical, root / FIGURES, sorted({Path(picture).stem for picture in pictures}))
     return 0
 
 

@@ -2,18 +2,19 @@
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from agdopt.race.numerical import CELLS, listing, run
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m agdopt.race.numerical", description=__doc__)
     parser.add_argument(
         "cells", nargs="*", metavar="CELL", help="F3.beale, or a whole row: F3 (default: all)"
     )
     parser.add_argument("--out", type=Path, default=Path("results/numerical/records.jsonl"))
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     wanted = [c for c in CELLS if not args.cells or c in args.cells or c.partition(".")[0] in args.cells]
     for name in args.cells:
         if not any(name in (c, c.partition(".")[0]) for c in CELLS):

@@ -112,6 +112,8 @@ def _f1_why() -> dict[str, Any]:
     agd = walk("AGD", BEALE, 1e-3, F1_STEPS, watch=watch, go_on=True)
     return {
         "steps": agd.steps,
+        "lr": 1e-3,
+        "longest_step": max(_step_length(agd, t) for t in range(1, F1_STEPS + 1)),
         "least_share": min(shares),
         "share_at_the_end": shares[-1],
         "median_share": float(np.median(shares)),

@@ -2,33 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from PIL import Image
 
+from agdopt.race.numerical.animation import animate
+from agdopt.race.numerical.canvas import COLOURS, contours, panels_of, position, trail
 from agdopt.race.numerical.functions import FUNCTIONS
 from agdopt.race.numerical.races import chosen
 from agdopt.race.numerical.reddi import grouped
 
 Records = dict[str, dict[str, Any]]
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "agdopt", "font.size": 8, "axes.titlesize": 9}
-COLOURS = {
-    "AGD": "#d62728",
-    "AGD + AMSGrad": "#f7a6a6",
-    "SGD": "#7f7f7f",
-    "Adam": "#1f77b4",
-    "AdamW": "#17becf",
-    "AdaBelief": "#2ca02c",
-    "AdaHessian": "#9467bd",
-    "AdaBound": "#ff7f0e",
-}
 
 
 def digest(name: str, records: Records) -> str:
@@ -36,34 +25,20 @@ def digest(name: str, records: Records) -> str:
     shown = {
         cell: {k: v for k, v in records[cell].items() if k != "environment"} for cell in PICTURES[name][0]
     }
-    text = json.dumps(shown, sort_keys=True).encode() + Path(__file__).read_bytes()
+    text = json.dumps(shown, sort_keys=True).encode() + b"".join(file.read_bytes() for file in DRAWN_BY)
     return hashlib.sha256(text).hexdigest()[:16]
 
 
-def contours(ax: Axes, name: str) -> None:
-    function = FUNCTIONS[name]
-    left, right, bottom, top = function.view
-    x, y = np.meshgrid(np.linspace(left, right, 90), np.linspace(bottom, top, 90))
-    z = np.log1p(function.value(x, y))
-    ax.contour(x, y, z, levels=12, colors="#bbbbbb", linewidths=0.5)
-    ax.plot(*function.optimum, marker="*", color="black", markersize=8, linestyle="none", zorder=5)
-    ax.set(xlim=(left, right), ylim=(bottom, top), title=function.formula)
-
-
-def trail(ax: Axes, points: list[list[float]], label: str, **style: Any) -> None:
-    _, x, y = np.array(points).T
-    ax.plot(x, y, label=label, gid=f"path {label}", **style)
-
-
 def _beale(records: Records) -> Figure:
-    figure, ax = _panels(1, 4.2, 3.8)
+    figure, ax = panels_of(1, 4.2, 3.8)
     contours(ax[0], "beale")
     for name, points in records["F1.path"]["points"].items():
         trail(ax[0], points, name, color=COLOURS[name])
+        ax[0].plot(*points[-1][1:], "o", color=COLOURS[name], markersize=5)
     for mark in "AB":
         x, y = records[f"F1.{mark.lower()}"]["at"]
         ax[0].plot(x, y, "o", color="black", markersize=4)
-        ax[0].annotate(mark, (x, y), textcoords="offset points", xytext=(5, 5), weight="bold")
+        ax[0].annotate(mark, (x, y), textcoords="offset points", xytext=(-3, 6), weight="bold")
     ax[0].set_title("Beale, 9000 steps at rate 1e-3")
     ax[0].legend(loc="upper left")
     return figure
@@ -71,7 +46,7 @@ def _beale(records: Records) -> Figure:
 
 def _why(records: Records) -> Figure:
     n = records["F1.why"]
-    figure, (left, right) = _panels(2, 7.0, 2.6)
+    figure, (left, right) = panels_of(2, 7.0, 2.6)
     t, share = np.array(n["share"]).T
     left.plot(t, 100 * share, color=COLOURS["AGD"])
     left.set(xlabel="step", ylabel="%", ylim=(99, 100.1), title="share of the first gradient squared in b")
@@ -79,23 +54,30 @@ def _why(records: Records) -> Figure:
     right.barh(
         names, [n["reached"][name][0] for name in names], color=["#1f77b4", "#999999", "#666666", "#d62728"]
     )
-    right.set(xlabel="steps until within 0.1", title="what b is made of")
+    right.set(xlabel="steps until within 0.1", title="what b is made of", xticks=range(0, 20_000, 5000))
     return figure
 
 
 def _three(records: Records) -> Figure:
-    figure, panels = _panels(3, 10.5, 3.6)
+    figure, panels = panels_of(3, 10.5, 3.6)
     for ax, name in zip(panels, FUNCTIONS, strict=True):
         contours(ax, name)
-        for optimizer, found in records[f"F3.{name}"]["optimizers"].items():
-            width = 1.8 if optimizer == "AGD" else 1.0
-            trail(ax, found["points"], optimizer, color=COLOURS[optimizer], linewidth=width)
+        optimizers = records[f"F3.{name}"]["optimizers"]
+        then = optimizers["AGD"]["reached"][0]
+        for optimizer, found in optimizers.items():
+            style = {"linewidth": 1.8, "zorder": 3} if optimizer == "AGD" else {"linewidth": 1.0}
+            trail(ax, found["points"], optimizer, color=COLOURS[optimizer], **style)
+            if not found["diverged"]:
+                ax.plot(
+                    *position(found["points"], then), "o", color=COLOURS[optimizer], markersize=4, zorder=4
+                )
+        ax.set_title(f"{FUNCTIONS[name].formula}; dots: step {then}")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS))
     return figure
 
 
 def _rates(records: Records) -> Figure:
-    figure, panels = _panels(3, 10.5, 3.6)
+    figure, panels = panels_of(3, 10.5, 3.6)
     for ax, name in zip(panels[:2], ("Adam", "AGD"), strict=True):
         contours(ax, "beale")
         for i, entry in enumerate(records[f"F7.{name.lower()}"]["optimizers"][name]):
@@ -116,7 +98,7 @@ def _rates(records: Records) -> Figure:
 def _regret(records: Records) -> Figure:
     n = records["THEORY.regret"]
     problems = list(dict.fromkeys(row["problem"] for row in n["rows"]))
-    figure, panels = _panels(len(problems), 10.5, 2.9)
+    figure, panels = panels_of(len(problems), 10.5, 2.9)
     t = np.array(n["checkpoints"])
     for ax, problem in zip(panels, problems, strict=True):
         for row in n["rows"]:
@@ -132,7 +114,7 @@ def _regret(records: Records) -> Figure:
 
 
 def _reddi(records: Records) -> Figure:
-    figure, panels = _panels(2, 7.0, 3.0)
+    figure, panels = panels_of(2, 7.0, 3.0)
     for number, ax in enumerate(panels, 1):
         name = f"AGD, Algorithm {number}"
         for i, rows in enumerate(grouped(records[f"THEORY.reddi{number}"], name)):
@@ -146,11 +128,6 @@ def _reddi(records: Records) -> Figure:
     return figure
 
 
-def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), layout="constrained")
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
-
-
 # name: (cells, how to draw them)
 PICTURES: dict[str, tuple[tuple[str, ...], Callable[[Records], Figure]]] = {
     "f1-beale": (("F1.path", "F1.a", "F1.b"), _beale),
@@ -160,67 +137,20 @@ PICTURES: dict[str, tuple[tuple[str, ...], Callable[[Records], Figure]]] = {
     "theory-regret": (("THEORY.regret",), _regret),
     "theory-reddi": (("THEORY.reddi1", "THEORY.reddi2"), _reddi),
 }
-ANIMATED, FRAMES = "f3-functions", 70  # f3-functions.gif beside f3-functions.svg
+DRAWN_BY = [Path(__file__).with_name(f"{name}.py") for name in ("pictures", "canvas", "animation")]
+ANIMATED = "f3-functions"  # a GIF beside the picture
 
 
-def draw(records: Records, folder: Path, names: list[str] | None = None) -> None:
+def draw(records: Records, folder: Path, names: Iterable[str] | None = None) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(STYLE):
-        for name in names or PICTURES:
+        for name in PICTURES if names is None else names:
             figure = PICTURES[name][1](records)
             figure.savefig(
                 folder / f"{name}.svg", metadata={"Date": None, "Identifier": digest(name, records)}
             )
             if name == ANIMATED:
-                animate(records, folder / f"{name}.gif")
-
-
-def animate(records: Records, path: Path) -> None:
-    """Where everyone is at a step; the steps of the frames grow, because so do the pauses between events."""
-    figure, panels = _panels(3, 8.0, 3.0)
-    figure.set_dpi(80)
-    last = max(
-        o["points"][-1][0]
-        for n in FUNCTIONS
-        for o in records[f"F3.{n}"]["optimizers"].values()
-        if o["reached"]
-    )
-    heads = []
-    for ax, name in zip(panels, FUNCTIONS, strict=True):
-        contours(ax, name)
-        for optimizer, found in records[f"F3.{name}"]["optimizers"].items():
-            points = np.array(found["points"])
-            (line,) = ax.plot([], [], color=COLOURS[optimizer], linewidth=1)
-            (head,) = ax.plot([], [], "o", color=COLOURS[optimizer], markersize=4, label=optimizer)
-            heads.append((line, head, points))
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS))
-    title = figure.suptitle("step 0", fontsize=9)
-    frames = []
-    for step in [int(last * (i / (FRAMES - 1)) ** 2) for i in range(FRAMES)]:
-        title.set_text(f"step {step}")
-        for line, head, points in heads:
-            passed = points[points[:, 0] <= step]
-            now = [np.interp(step, points[:, 0], points[:, i]) for i in (1, 2)]
-            line.set_data(*np.vstack([passed[:, 1:], now]).T)
-            head.set_data([now[0]], [now[1]])
-        frames.append(_image(figure))
-        figure.set_layout_engine("none")  # as it is in the first frame
-    colours = frames[-1].quantize(64)
-    indexed = [frame.quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames]
-    indexed[0].save(
-        path,
-        save_all=True,
-        append_images=indexed[1:],
-        duration=[80] * (FRAMES - 1) + [3000],
-        loop=0,
-        comment=digest(ANIMATED, records).encode(),
-    )
-
-
-def _image(figure: Figure) -> Image.Image:
-    canvas: Any = FigureCanvasAgg(figure)
-    canvas.draw()
-    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+                animate(records, folder / f"{name}.gif", digest(name, records))
 
 
 def stale(records: Records, folder: Path) -> list[str]:

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from agdopt.core.reference import Reference
+from agdopt.race.numerical.bounds import theorem2
 from agdopt.race.numerical.cell import Cell, Numbers, verdict
-from agdopt.race.numerical.slips import theorem2
 
 Array = NDArray[np.float64]
 T, SEEDS, BOX, ALPHA = 30_000, 64, (-1.0, 1.0), 0.1
