@@ -27,7 +27,7 @@ def stored(folder, records, name="records.jsonl"):
 def test_a_race_in_words():
     report = build(race(), trials(), {"baseline": "adamw", "target": 0.88})
     assert headline(report) == (
-        "Better than adamw: agd. No difference from adamw: sgd. Worse than adamw: rms. "
+        "Better than adamw: agd. No difference shown from adamw: sgd. Worse than adamw: rms. "
         "Cannot tell from adamw: flaky."
     )
     words = said(report)

@@ -190,8 +190,9 @@ def _rates(report: Report) -> Chart | None:
         axis.set_xscale("log")
         best = f"{found.best:.{decimals(report)}f}"
         axis.set_title(f"{e.name}: {100 * found.share:.0f}% (best {best})", color=INK)
-    for axis in axes[len(searched) :]:
-        axis.set_visible(False)
+    for i in range(len(searched), len(axes)):
+        axes[i].set_visible(False)
+        axes[i - columns].tick_params(labelbottom=True)
     figure.supxlabel("learning rate", color=MUTED, fontsize=11.5)
     bound = "at least 90%" if report.goal.maximize else "at most 110%"
     caption = (

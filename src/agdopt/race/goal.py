@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from agdopt.race.checks import PlanError
 from agdopt.race.record import Record
 
 # Only for records that do not say themselves whether more of their metric is better.
@@ -11,7 +12,7 @@ HIGHER = {"accuracy", "acc", "top1", "top5", "f1", "auc", "bleu", "map", "iou", 
 LOWER = {"loss", "error", "perplexity", "ppl", "nll", "mse", "mae", "rmse", "bpc", "bpb", "wer", "cer"}
 
 
-class ReportError(ValueError):
+class ReportError(PlanError):
     """Records that no report can be made of; the message says what to do."""
 
 

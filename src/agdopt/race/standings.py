@@ -8,7 +8,7 @@ from typing import Any
 from agdopt.race import stats
 from agdopt.race.goal import Goal, ReportError, goal, outcome
 from agdopt.race.record import Record
-from agdopt.race.stats import Comparison, Outcomes, Sensitivity, Summary
+from agdopt.race.stats import SAME, Comparison, Outcomes, Sensitivity, Summary
 
 ADAPTIVE = "switch.adaptive"
 
@@ -192,6 +192,10 @@ def _cautions(entrants: Sequence[Entrant], trials: Sequence[Record]) -> list[str
     devices = sorted({str(r.environment.get("device", "?")) for r in runs})
     if len(devices) > 1:
         said.append(f"Times and memory come from different devices: {', '.join(devices)}.")
+    same = [e.comparison.n for e in entrants if e.comparison and e.comparison.verdict == SAME]
+    if same:
+        more = " Ten seeds would about halve it." if min(same) < 8 else ""
+        said.append(f"None shown is not none: the interval says how large a one may have been missed.{more}")
     jobs = max((r.jobs for r in runs), default=1)
     if jobs > 1:
         said.append(

@@ -8,7 +8,12 @@ from agdopt.race import stats
 from agdopt.race.standings import Entrant, Report
 from agdopt.race.stats import BETTER, ENOUGH, SAME, UNKNOWN, WORSE, Comparison
 
-TITLES = {BETTER: "Better than", SAME: "No difference from", WORSE: "Worse than", UNKNOWN: "Cannot tell from"}
+TITLES = {
+    BETTER: "Better than",
+    SAME: "No difference shown from",
+    WORSE: "Worse than",
+    UNKNOWN: "Cannot tell from",
+}
 
 
 def listed(names: Iterable[str]) -> str:
@@ -105,10 +110,7 @@ def _compared(report: Report, e: Entrant) -> str:
     if c.verdict in (BETTER, WORSE):
         return f"{e.name}: {c.verdict} than {base}; {moved} ({where}), {_ahead(c)}."
     if c.verdict == SAME:
-        return (
-            f"{e.name}: no difference from {base} shown; {moved}, and the {where} holds 0. "
-            "A larger difference is unlikely, a smaller one is not ruled out."
-        )
+        return f"{e.name}: no difference from {base} shown; {moved}, but the {where} holds 0."
     if c.lost or c.baseline_lost:
         why = "the runs that finished flatter the side that lost some"
     else:
