@@ -58,7 +58,7 @@ class Counting:
                 _, steps, averages = zip(*members, strict=True)
                 now, own = torch.stack(steps), table[row : row + len(members)]
                 _count(averages, now if t is None else t, hyper, own)
-                own[:, -1] = now
+                own[:, -1] = now.to(device, non_blocking=True)
                 row += len(members)
             self._sent.append((labels, *_send(table)))
 
@@ -116,10 +116,10 @@ def _count(averages: Iterable[Tensor], t: float | Tensor, hyper: Hyper, table: T
     device, one = table.device, table.new_ones(())
     for rows, parts in _pieces(averages, _ON_CPU if device.type == "cpu" else _ON_GPU):
         # Of every element; of all of them where there is but one.
-        owner = torch.tensor(rows, device=device)
+        owner = _sent(rows, device)
         if len(rows) > 1:
             lengths = [len(part) for part in parts]
-            owner = owner.repeat_interleave(torch.tensor(lengths, device=device), output_size=sum(lengths))
+            owner = owner.repeat_interleave(_sent(lengths, device), output_size=sum(lengths))
         b = torch.cat(parts) if len(parts) > 1 else parts[0]
         root = (b if b.dtype == torch.float64 else b.float()).sqrt()
         if isinstance(t, Tensor):
@@ -135,6 +135,11 @@ def _count(averages: Iterable[Tensor], t: float | Tensor, hyper: Hyper, table: T
             own += torch.bincount(index, minlength=len(own))
         else:  # there, bincount would wait for the host
             own.index_add_(0, index, one.expand(len(index)))
+
+
+def _sent(numbers: list[int], device: torch.device) -> Tensor:
+    """On the device, which torch.tensor(device=...) would wait for."""
+    return torch.tensor(numbers).to(device, non_blocking=True)
 
 
 def _as_it_is(root: Tensor) -> Tensor:
