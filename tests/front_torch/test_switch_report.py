@@ -51,7 +51,7 @@ def assert_row(row, x, adaptive):
     reached = row.zero
     for decade in range(-30, 10):
         edge = 10.0**decade
-        assert np.mean(x < edge / (1 + BIN)) - 1e-9 <= reached <= np.mean(x < edge * (1 + BIN)) + 1e-9
+        assert np.mean(x < edge / (1 + 2 * BIN)) - 1e-9 <= reached <= np.mean(x < edge * (1 + 2 * BIN)) + 1e-9
         reached += row.decades.get(decade, 0)
 
 

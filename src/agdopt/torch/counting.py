@@ -24,7 +24,8 @@ _SHIFT, _BEFORE, _BEHIND = 20, (127 - 75) * 8 - 1, (127 + 64) * 8
 BINS = _BEHIND - _BEFORE + 1
 _WIDTH = 2 * BINS + 1  # of a line: each bin's momentum SGD and adaptive, then the step
 _EDGES = (np.arange(_BEFORE + 1, _BEHIND + 1, dtype=np.int32) << _SHIFT).view(np.float32).astype(np.float64)
-MIDDLES = np.concatenate([[0.0], np.sqrt(_EDGES[:-1] * _EDGES[1:]), [np.nan]])
+LOW = np.concatenate([[0.0], _EDGES[:-1], [np.nan]])
+HIGH = np.concatenate([[0.0], _EDGES[1:], [np.nan]])
 
 # Elements counted at once: a CPU's piece and its temporaries stay in the cache, a GPU's take some 100 MB.
 _ON_CPU, _ON_GPU = 1 << 17, 1 << 22

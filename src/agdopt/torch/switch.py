@@ -1,7 +1,7 @@
 """The switch of a whole optimizer, seen: what share of it is adaptive, and how bhat is spread.
 
 Which side of delta a coordinate is on is counted exactly. Sizes of bhat are counted in bins an eighth of an
-octave wide and taken at their middles, so quantiles, and the edges of decades, are right within 7%.
+octave wide: a quantile is a bin's middle, right within 7%; a bin across an edge of decades is shared out.
 """
 
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from torch.optim.optimizer import Optimizer
 
 from agdopt.core import bhat
-from agdopt.torch.counting import MIDDLES, Counted, Counting
+from agdopt.torch.counting import HIGH, LOW, Counted, Counting
 from agdopt.torch.optimizer import AGD
 
 __all__ = ["QUANTILES", "SwitchReport", "SwitchRow", "switch_report"]
@@ -101,32 +101,37 @@ def _row(name: str, counted: list[Counted]) -> SwitchRow:
     alike: dict[Any, list[Counted]] = defaultdict(list)
     for one in counted:
         alike[one.step, one.hyper.beta2].append(one)  # in these, a bin means the same bhat
-    spread: list[tuple[float, int]] = []
+    spread: list[tuple[float, float, int]] = []
     elements = adaptive = 0
     for (t, _), some in alike.items():
         counts = sum(one.counts for one in some)
         count = counts[:, 0] + counts[:, 1]
         (bins,) = count.nonzero()
-        values = bhat(MIDDLES[bins] ** 2, t, some[0].hyper, np.sqrt)
-        spread += zip(values.tolist(), count[bins].tolist(), strict=True)
+        low, high = (bhat(edges[bins] ** 2, t, some[0].hyper, np.sqrt).tolist() for edges in (LOW, HIGH))
+        spread += zip(low, high, count[bins].tolist(), strict=True)
         elements += int(count.sum())
         adaptive += int(counts[:, 1].sum())
-    sound = sorted((value, n) for value, n in spread if value == value)
-    reached = list(accumulate(n for _, n in sound))
+    sound = sorted(bin_ for bin_ in spread if bin_[0] == bin_[0])
+    reached = list(accumulate(n for *_, n in sound))
     decades: dict[int, float] = defaultdict(float)
-    for value, n in sound:
-        if value:
-            decades[math.floor(math.log10(value))] += n / elements
+    for low, high, n in sound:
+        if low:
+            low, high = math.log10(low), math.log10(high)
+            above = min(1.0, (high - math.floor(high)) / (high - low))
+            decades[math.floor(high) - 1] += (1 - above) * n / elements
+            decades[math.floor(high)] += above * n / elements
+    quantiles = dict.fromkeys(QUANTILES, math.nan)
+    for q in QUANTILES if sound else ():
+        low, high, _ = sound[bisect_left(reached, q * reached[-1])]
+        quantiles[q] = math.sqrt(low * high)
     total = max(elements, 1)
     return SwitchRow(
         name,
         step=max((one.step for one in counted), default=0),
         elements=elements,
         adaptive=adaptive / elements if elements else math.nan,
-        quantiles={
-            q: sound[bisect_left(reached, q * reached[-1])][0] if sound else math.nan for q in QUANTILES
-        },
-        decades=dict(decades),
-        zero=sum(n for value, n in sound if not value) / total,
-        broken=sum(n for value, n in spread if value != value) / total,
+        quantiles=quantiles,
+        decades={decade: share for decade, share in decades.items() if share},
+        zero=sum(n for low, _, n in sound if not low) / total,
+        broken=sum(n for low, _, n in spread if low != low) / total,
     )
