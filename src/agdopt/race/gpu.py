@@ -94,7 +94,7 @@ def graphs() -> str:
 
 
 def switch() -> str:
-    """Of a step that is one graph: the report is the same counts on the CPU, and a monitor waits for nothing."""
+    """Of a step that is one graph, a report counts what a CPU counts, and a monitor waits for nothing."""
     model, lines = _model(), list[dict[str, float]]()
     optimizer = AGD(model.parameters(), lr=torch.tensor(1e-2, device=DEVICE), delta=1e-3, capturable=True)
     batch = _batch(0)
