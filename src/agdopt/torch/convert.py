@@ -36,7 +36,8 @@ def from_adamw(optimizer: Optimizer, **options: Any) -> AGDW:
     amsgrad the maximum is taken over, and fed back from here on (Algorithm 2). A parameter without state
     yet starts as in any AGDW.
 
-    A learning-rate scheduler goes on driving the old optimizer, of which a warning tells.
+    A learning-rate scheduler goes on driving the old optimizer, of which a warning tells (ReduceLROnPlateau
+    cannot be seen).
 
     Args:
         optimizer: is left as it is; its memory is free once it is deleted.
@@ -75,7 +76,8 @@ def from_sgd(optimizer: Optimizer, delta: float, **options: Any) -> AGD:
     of gradients and AGD's an average; beta1 is the momentum; the buffer is taken over. Steps count from where
     no bias correction is left, as SGD has none, and b from 0: nothing is adaptive at first.
 
-    A learning-rate scheduler goes on driving the old optimizer, of which a warning tells.
+    A learning-rate scheduler goes on driving the old optimizer, of which a warning tells (ReduceLROnPlateau
+    cannot be seen).
 
     Args:
         optimizer: is left as it is; its memory is free once it is deleted.
@@ -211,7 +213,7 @@ def _long_ago(betas: tuple[float, float]) -> float:
 
 
 def _warn_of_schedulers(optimizer: Optimizer, remedy: str) -> None:
-    # The mark that torch's schedulers leave on the step of what they drive.
+    # The mark that torch's schedulers, all but ReduceLROnPlateau, leave on the step of what they drive.
     if hasattr(optimizer.step, "_wrapped_by_lr_sched"):
         warnings.warn(
             f"a learning-rate scheduler goes on driving the old {type(optimizer).__name__}: {remedy}",
