@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agdopt.race import probe_cli
 from agdopt.race.checks import ParityError
 
 
@@ -23,6 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--json", action="store_true", help="records as a JSON list on standard output, no table"
     )
     speed.set_defaults(run=_speed)
+    probe_cli.add(commands)
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args, parser)
