@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agdopt.race import probe_cli
-from agdopt.race.checks import ParityError
+from agdopt.race.checks import ParityError, PlanError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -28,6 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args, parser)
+    except PlanError as e:
+        print(f"agdopt: {e}", file=sys.stderr)
+        return 2
     except (ParityError, OSError) as e:
         print(f"agdopt: {e}", file=sys.stderr)
         return 1

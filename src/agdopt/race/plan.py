@@ -165,7 +165,7 @@ def from_table(table: Mapping[str, Any]) -> Plan:
     return Plan(**values)
 
 
-def override(table: dict[str, Any], setting: str) -> None:
+def _override(table: dict[str, Any], setting: str) -> None:
     """`schedule.milestones=[1]`: the value as TOML, or as text where it is none."""
     path, equals, text = setting.partition("=")
     need(bool(equals), f"--set wants key=value, got {setting!r}")
@@ -194,5 +194,5 @@ def load(source: str | Path, settings: Sequence[str] = ()) -> Plan:
     except tomllib.TOMLDecodeError as e:
         raise PlanError(f"{source} is not TOML: {e}") from e
     for setting in settings:
-        override(table, setting)
+        _override(table, setting)
     return from_table(table)

@@ -40,6 +40,14 @@ def adam_steps(beta1: float) -> float:
     return math.sqrt((1 + beta1) / 2) / (1 - beta1)
 
 
+def adabelief_steps(beta1: float) -> float:
+    """How many times AdaBelief's the steps of AGD are at equal lr, once bias corrections are over.
+
+    Its difference is g_t - m_t, which is beta1 / (1 - beta1) (m_t - m_{t-1}).
+    """
+    return beta1 / (1 - beta1)
+
+
 @dataclass(frozen=True)
 class Layer:
     name: str

@@ -33,32 +33,30 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace, _: object = None) -> int:
     import torch
 
-    from agdopt.race.checks import PlanError
-    from agdopt.race.plan import override
+    from agdopt.race.checks import PlanError, need
+    from agdopt.race.plan import _override as override
     from agdopt.race.probe import SHARES, probe
     from agdopt.race.run import commit, versions
     from agdopt.race.task import make_task
 
     shares = args.share or SHARES
-    if not all(0 < share < 1 for share in shares):
-        parser.error(f"--share must lie between 0 and 1, got {shares}")
-    if not args.lr > 0:
-        parser.error(f"--lr must be > 0, got {args.lr}")
+    need(all(0 < share < 1 for share in shares), f"--share must lie between 0 and 1, got {shares}")
+    need(args.lr > 0, f"--lr must be > 0, got {args.lr}")
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    table = {"name": args.task}
+    for setting in args.set:
+        override(table, setting)
+    task = make_task(table, args.batch, device, args.data)
+    torch.manual_seed(args.seed)
+    model = task.model().to(device)
+    batches = _batches(task, model, args.seed)
     try:
-        table = {"name": args.task}
-        for setting in args.set:
-            override(table, setting)
-        task = make_task(table, args.batch, device, args.data)
-        torch.manual_seed(args.seed)
-        model = task.model().to(device)
-        batches = _batches(task, model, args.seed)
         found = probe(model, task.loss, batches, args.steps, (0.9, args.beta2), args.standardize)
-    except (PlanError, ValueError) as e:
-        parser.error(str(e))
+    except ValueError as e:
+        raise PlanError(str(e)) from e
     if args.plot:
         found.plot(args.plot)
     if args.json:
