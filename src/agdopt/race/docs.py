@@ -90,13 +90,13 @@ def probe_block(found: list[dict[str, Any]]) -> str:
     """The choices of each probed task, newest record first."""
     parts = []
     for record in {json.dumps(r["task"], sort_keys=True): r for r in found}.values():
-        task, levels = record["task"], record["bhat"]
+        task, low, middle, high = record["task"], *(record["bhat"][q] for q in ("0.05", "0.5", "0.95"))
         options = "".join(f", {k} {v}" for k, v in task.items() if k != "name")
+        batches = f"{record['batches']} batches of {record['batch']}"
+        still = f"{1 - record['changing']:.1%} of {record['coordinates']:,} coordinates never change"
         parts.append(
-            f"**{task['name']}{options}** at initialisation, "
-            f"{record['batches']} batches of {record['batch']}: bhat is {levels['0.05']:.1e}, {levels['0.5']:.1e}, {levels['0.95']:.1e} at 5%, 50% and 95% of "
-            f"{record['coordinates']:,} coordinates; {1 - record['changing']:.1%} never change. "
-            f"In place of AdamW at {record['adamw_lr']:g}:"
+            f"**{task['name']}{options}** at initialisation, {batches}: bhat is {low:.1e}, {middle:.1e}, "
+            f"{high:.1e} at 5%, 50% and 95%; {still}. In place of AdamW at {record['adamw_lr']:g}:"
         )
         lines = ["| adaptive share | delta | lr | lr / delta |", "| --- | --- | --- | --- |"]
         for row in record["choices"]:
