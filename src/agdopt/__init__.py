@@ -3,6 +3,7 @@
 Importing this package imports no framework: a name is looked up when it is first asked for.
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -15,15 +16,15 @@ __version__ = "0.1.0.dev0"
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("AGD", "AGDW"):
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        import agdopt.torch
+        room = importlib.import_module("agdopt.torch")
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ImportError(f'agdopt.{name} needs PyTorch: pip install "agdopt[torch]"', name="torch") from None
-    return getattr(agdopt.torch, name)
+    return getattr(room, name)
 
 
 def __dir__() -> list[str]:

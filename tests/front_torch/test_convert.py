@@ -113,6 +113,22 @@ def test_bfloat16_averages_become_float32():
     assert {s["exp_avg_sq"].dtype for s in tensors(narrow)[1]} == {torch.bfloat16}
 
 
+def test_complex_parameters_are_pairs():
+    pairs = [Parameter(torch.randn(3, 2)) for _ in range(2)]
+    complexes = [Parameter(torch.view_as_complex(p.detach().clone())) for p in pairs]
+    one, other = AdamW(pairs), AdamW(complexes)
+    for t in range(6):
+        if t == 3:
+            one, other = from_adamw(one), from_adamw(other)
+        for p, z in zip(pairs, complexes, strict=True):
+            p.grad = torch.randn(3, 2)
+            z.grad = torch.view_as_complex(p.grad.clone())
+        one.step()
+        other.step()
+    for p, z in zip(pairs, complexes, strict=True):
+        torch.testing.assert_close(p, torch.view_as_real(z), rtol=1e-6, atol=1e-7)
+
+
 def test_a_parameter_without_state_starts_as_in_any_agdw():
     old = AdamW(parameters())
     old.param_groups[0]["params"][0].grad = torch.ones(5, 3, dtype=torch.float64)

@@ -1,6 +1,5 @@
 """The trainers' blocks of docs/from-adamw.md, run as they stand there."""
 
-import importlib
 import re
 from pathlib import Path
 from typing import Any
@@ -17,21 +16,6 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 PAGE = (Path(__file__).parents[2] / "docs/from-adamw.md").read_text()
 BLOCKS = dict(re.findall(r"^```python (\w+)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE))
-
-
-SCHEMAS = torch.library.Library("torchvision", "FRAGMENT")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _torchvision() -> None:
-    """All four import it, and its CUDA build lacks two operators on a machine without CUDA."""
-    try:
-        importlib.import_module("torchvision")
-    except ModuleNotFoundError:
-        pass
-    except RuntimeError:
-        SCHEMAS.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        SCHEMAS.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def library(name: str) -> Any:

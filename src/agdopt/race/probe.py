@@ -241,9 +241,10 @@ def _restored(model: nn.Module) -> Iterator[None]:
     grads = [(p, p.grad) for p in model.parameters()]
     for p in model.parameters():
         p.grad = None
+    devices = {p.get_device() for p in model.parameters() if p.is_cuda}
     python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  what data loaders draw from
     try:
-        with torch.random.fork_rng(range(torch.cuda.device_count())):
+        with torch.random.fork_rng(devices):
             yield
     finally:
         random.setstate(python)
