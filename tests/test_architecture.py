@@ -65,6 +65,7 @@ def test_import_contracts():
         ("torch/loop.py", "import agdopt.torch.foreach", "inside torch"),
         ("torch/bucket.py", "import agdopt.torch.loop", "inside torch"),
         ("torch/executor.py", "import agdopt.torch.optimizer", "inside torch"),
+        ("torch/optimizer.py", "import agdopt.torch.convert", "inside torch"),
         ("race/__init__.py", "import agdopt.torch.executor", "public names"),
         ("jax.py", "import agdopt.torch", "no room knows another"),
         ("torch/switch.py", "import agdopt.integrations", "no room knows another"),
@@ -142,10 +143,10 @@ except ImportError as error:
 """
 
 
-@pytest.mark.parametrize("statement", ["agdopt.AGD", "from agdopt import AGD", "agdopt.switch_report"])
-def test_without_torch_one_sentence_says_what_to_install(statement):
-    words = fresh(WITHOUT_TORCH.replace("STATEMENT", statement)).strip()
-    name = "switch_report" if "switch" in statement else "AGD"
+@pytest.mark.parametrize("name", ["AGD", "AGDW", "switch_report"])
+@pytest.mark.parametrize("statement", ["agdopt.NAME", "from agdopt import NAME"])
+def test_without_torch_one_sentence_says_what_to_install(statement, name):
+    words = fresh(WITHOUT_TORCH.replace("STATEMENT", statement.replace("NAME", name))).strip()
     assert words == f'agdopt.{name} needs PyTorch: pip install "agdopt[torch]"'
 
 

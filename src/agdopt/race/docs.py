@@ -10,6 +10,7 @@ from typing import Any
 from agdopt.race.numerical import read
 from agdopt.race.numerical.page import BLOCKS
 from agdopt.race.numerical.pictures import draw, stale
+from agdopt.race.probe import adabelief_steps, adam_steps
 from agdopt.race.speed import fingerprint
 
 RECORDS, FIGURES = Path("results/numerical/records.jsonl"), Path("docs/figures")
@@ -23,8 +24,7 @@ WORKS = {
 SHOWN = ("AGD", "AGD, bf16 states", "AGD, all bf16", "AGD foreach", "AdamW foreach")
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "speed.jsonl"
+def records(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -61,6 +61,57 @@ def speed_block(found: list[dict[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
+def migration_block() -> str:
+    """What becomes of lr, decay and delta, at beta1 = 0.9."""
+    adam, belief = adam_steps(0.9), adabelief_steps(0.9)
+    rows = [
+        ("from", "to AGDW", "to AGD (the paper's)"),
+        ("---",) * 3,
+        (
+            "AdamW",
+            "lr, weight_decay as they are",
+            f"lr / {adam:.2f}, weight_decay * {adam:.2f}; delta by the probe, eps at first",
+        ),
+        (
+            "Adam",
+            "as AdamW; where it has weight_decay, also `decoupled_weight_decay=False`",
+            f"lr / {adam:.2f}; weight_decay as it is with `decoupled_weight_decay=False`; delta as above",
+        ),
+        (
+            "SGD with momentum",
+            "AdamW's usual lr for such a model, and a search around it; weight_decay: SGD's lr * decay / lr",
+            "`from_sgd(optimizer, delta)`: lr * delta / (1 - momentum), decay as it is; delta by the probe",
+        ),
+        (
+            "AdaBelief",
+            f"lr * {adam / belief:.2f}; decay divided by as much, if decoupled",
+            f"lr / {belief:.0f}; a decoupled decay * {belief:.0f}; delta by the probe",
+        ),
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def probe_block(found: list[dict[str, Any]]) -> str:
+    """The choices of each probed task, newest record first."""
+    parts = []
+    for record in {json.dumps(r["task"], sort_keys=True): r for r in found}.values():
+        task, low, middle, high = record["task"], *(record["bhat"][q] for q in ("0.05", "0.5", "0.95"))
+        options = "".join(f", {k} {v}" for k, v in task.items() if k != "name")
+        batches = f"{record['batches']} batches of {record['batch']}"
+        still = f"{1 - record['changing']:.1%} of {record['coordinates']:,} coordinates never change"
+        parts.append(
+            f"**{task['name']}{options}** at initialisation, {batches}: bhat is {low:.1e}, {middle:.1e}, "
+            f"{high:.1e} at 5%, 50% and 95%; {still}. In place of AdamW at {record['adamw_lr']:g}:"
+        )
+        lines = ["| adaptive share | delta | lr | lr / delta |", "| --- | --- | --- | --- |"]
+        for row in record["choices"]:
+            share, delta, lr = row["share"], row["delta"], row["lr"]
+            told = f"{delta:.1e} | {lr:.1e} | {lr / delta:.1e}" if delta else "- | - | -"
+            lines.append(f"| {share:.0%} | {told} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "No task has been probed yet: `agdopt probe` does it on yours."
+
+
 def filled(text: str, name: str, block: str) -> str:
     pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     if not pattern.search(text):
@@ -70,7 +121,11 @@ def filled(text: str, name: str, block: str) -> str:
 
 def pages(root: Path) -> dict[Path, str]:
     """Every page with generated blocks, as it should be."""
-    found = {Path("README.md"): {"speed": speed_block(records(root / "results"))}}
+    found = {
+        Path("README.md"): {"speed": speed_block(records(root / "results/speed.jsonl"))},
+        Path("docs/from-adamw.md"): {"migration": migration_block()},
+        Path("docs/choosing-delta.md"): {"probe": probe_block(records(root / "results/probe.jsonl"))},
+    }
     numerical = read(root / RECORDS)
     for name, blocks in BLOCKS.items():
         found[Path(name)] = {block: make(numerical) for block, make in blocks.items()}

@@ -1,0 +1,258 @@
+"""What bhat is on a model and data of one's own, and so which delta and lr to give the paper's AGD.
+
+    from agdopt.race.probe import probe
+
+    found = probe(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), loader)
+    delta = found.delta(share=0.5)
+    optimizer = AGD(model.parameters(), lr=found.lr(adamw_lr, delta), delta=delta)
+
+AGD itself measures, at lr 0. Two things let few batches tell where bhat settles: s_1, which is a gradient and
+no difference, is left out; and differences are measured standardized, which has the same scale at every step,
+and brought to the paper's scale at the end (there s_2, s_3, ... are too large for a while as well).
+"""
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from agdopt import AGD
+from agdopt.core import Hyper, bhat
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
+SHARES = (0.99, 0.9, 0.5, 0.1, 0.01)
+SAMPLE = 2**24  # of more coordinates than this, every so-manieth is looked at
+
+
+def adam_steps(beta1: float) -> float:
+    """How many times Adam's the steps of AGD are at equal lr, under noise alone: sigma / bhat."""
+    return math.sqrt((1 + beta1) / 2) / (1 - beta1)
+
+
+def adabelief_steps(beta1: float) -> float:
+    """How many times AdaBelief's the steps of AGD are at equal lr, once bias corrections are over.
+
+    Its difference is g_t - m_t, which is beta1 / (1 - beta1) (m_t - m_{t-1}).
+    """
+    return beta1 / (1 - beta1)
+
+
+@dataclass(frozen=True)
+class Layer:
+    name: str
+    coordinates: int
+    quantiles: tuple[float, ...]  # of bhat, at QUANTILES
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Where bhat settles: overall, by layer, and what follows for delta and lr."""
+
+    batches: int
+    betas: tuple[float, float]
+    standardize: bool
+    coordinates: int
+    layers: tuple[Layer, ...]
+    left_out: tuple[str, ...]  # parameters that had no two gradients
+    bhat: Tensor  # ascending
+    mhat: Tensor  # |mhat| of the same coordinates
+    adam: Tensor  # |step| of AdamW at lr 1, of the same coordinates
+
+    def share(self, delta: float) -> float:
+        """The share of coordinates that would take adaptive steps."""
+        return (self.bhat > delta).float().mean().item()
+
+    def delta(self, share: float) -> float | None:
+        """The delta that gives this adaptive share; None where fewer coordinates change at all."""
+        if not 0 < share < 1:
+            raise ValueError(
+                f"share must lie between 0 and 1, got {share}: of all coordinates, those to adapt"
+            )
+        place = len(self.bhat) - round(share * len(self.bhat))  # of the smallest that is to adapt
+        below, above = self.bhat[max(0, place - 1)].item(), self.bhat[min(place, len(self.bhat) - 1)].item()
+        return (below if place and below else above / 2) or None
+
+    def lr(self, adamw_lr: float, delta: float) -> float:
+        """The rate at which AGD with this delta moves coordinates as far as AdamW at its rate, on average."""
+        return adamw_lr * (self.adam.sum() / (self.mhat / self.bhat.clamp_min(delta)).sum()).item()
+
+    def choices(self, adamw_lr: float, shares: Sequence[float] = SHARES) -> list[dict[str, float | None]]:
+        deltas = [(share, self.delta(share)) for share in shares]
+        return [{"share": s, "delta": d, "lr": self.lr(adamw_lr, d) if d else None} for s, d in deltas]
+
+    def numbers(self, adamw_lr: float, shares: Sequence[float] = SHARES) -> dict[str, Any]:
+        """All of it as plain numbers."""
+        return {
+            "batches": self.batches,
+            "betas": list(self.betas),
+            "standardize": self.standardize,
+            "coordinates": self.coordinates,
+            "changing": self.share(0.0),
+            "bhat": dict(zip(map(str, QUANTILES), _levels(self.bhat), strict=True)),
+            "layers": [
+                {
+                    "name": layer.name,
+                    "coordinates": layer.coordinates,
+                    "bhat": dict(zip(map(str, QUANTILES), layer.quantiles, strict=True)),
+                }
+                for layer in self.layers
+            ],
+            "left_out": list(self.left_out),
+            "adamw_lr": adamw_lr,
+            "choices": self.choices(adamw_lr, shares),
+        }
+
+    def table(self, adamw_lr: float, shares: Sequence[float] = SHARES) -> "RenderableType":
+        from rich.console import Group
+        from rich.table import Table
+
+        def number(value: float | None) -> str:
+            return "-" if value is None else f"{value:.2e}"
+
+        layers = Table("layer", "coordinates", *(f"{q:.0%}" for q in QUANTILES), title="bhat, quantiles")
+        overall = Layer("all", self.coordinates, _levels(self.bhat))
+        for layer in (*self.layers, overall):
+            layers.add_row(layer.name, f"{layer.coordinates:,}", *map(number, layer.quantiles))
+        title = f"AGD in place of AdamW at lr {adamw_lr:g}"
+        choices = Table("adaptive share", "delta", "lr", "SGD's rate lr / delta", title=title)
+        for row in self.choices(adamw_lr, shares):
+            delta, lr = row["delta"], row["lr"]
+            rate = lr / delta if lr and delta else None
+            choices.add_row(f"{row['share']:.0%}", number(delta), number(lr), number(rate))
+        return Group(layers, choices)
+
+    def plot(self, path: Path | str) -> None:
+        """How bhat is distributed, and the share that a delta makes adaptive."""
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.add_subplot(xlabel="bhat, or delta", ylabel="coordinates", xscale="log")
+        seen = self.bhat[self.bhat > 0].numpy()
+        bins = np.geomspace(seen[0], seen[-1] * 1.001, 80).tolist()
+        axes.hist(seen, bins, color="tab:blue", alpha=0.5)
+        share = axes.twinx()
+        every = slice(None, None, max(1, len(seen) // 1000))
+        above = (len(seen) - 1 - np.arange(len(seen))) / len(self.bhat)
+        share.plot(seen[every], above[every], color="tab:orange")
+        share.set(ylabel="adaptive share at this delta", ylim=(0, 1))
+        figure.savefig(path)
+
+
+def probe(
+    model: nn.Module,
+    loss: Callable[[nn.Module, Any], Tensor],
+    batches: Iterable[Any],
+    steps: int = 200,
+    betas: tuple[float, float] = (0.9, 0.999),
+    standardize: bool = False,
+) -> Probe:
+    """Measure bhat over at most `steps` batches without training.
+
+    Parameters, buffers, gradients and the random numbers of torch, NumPy and Python are afterwards what they
+    were (a generator of your own goes on). Takes about seven times the parameters' memory meanwhile.
+    """
+    if steps < 2:
+        raise ValueError(f"steps must be at least 2, got {steps}: one gradient is no difference yet; try 200")
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not named:
+        raise ValueError("the model has no parameter that requires a gradient: nothing to measure")
+    params = list(named.values())
+    seen: set[Tensor] = set()
+    count = 0
+    with _restored(model):
+        measure = AGD(params, lr=0.0, betas=betas, standardize=True)
+        adamw = torch.optim.AdamW(params, lr=0.0, betas=betas, weight_decay=0.0)
+        for count, batch in enumerate(islice(batches, steps), 1):
+            measure.zero_grad()
+            with torch.enable_grad():
+                value = loss(model, batch)
+            if not math.isfinite(value.item()):
+                raise ValueError(
+                    f"the loss of batch {count} is {value.item()}: nothing to measure from there"
+                )
+            value.backward()  # type: ignore[no-untyped-call]
+            adamw.step()
+            measure.step()
+            for p in params:
+                if p.grad is not None and p not in seen:
+                    seen.add(p)
+                    measure.state[p]["exp_avg_sq"].zero_()
+        if count < 2:
+            raise ValueError(f"at least 2 batches are needed, got {count}: one gradient is no difference yet")
+        return _found(named, measure, adamw, count, betas, standardize)
+
+
+def _found(
+    named: dict[str, nn.Parameter],
+    measure: AGD,
+    adamw: torch.optim.AdamW,
+    count: int,
+    betas: tuple[float, float],
+    standardize: bool,
+) -> Probe:
+    hyper = Hyper(*betas)
+    unit = 1.0 if standardize else 1 / adam_steps(betas[0])
+    stride = -(-sum(p.numel() for p in named.values()) // SAMPLE)
+    layers, left_out, columns = [], [], list[Tensor]()
+    for name, p in named.items():
+        state, adams = measure.state.get(p, {}), adamw.state.get(p, {})
+        t = int(state["step"]) if state else 0
+        if t < 2:
+            left_out.append(name)
+            continue
+        b, m, v = (_flat(x)[::stride] for x in (state["exp_avg_sq"], state["exp_avg"], adams["exp_avg_sq"]))
+        settled = unit * bhat(b, t - 1, hyper, torch.sqrt)
+        mhat = m.abs() / (1 - hyper.beta1**t)
+        adam = mhat / ((v / (1 - hyper.beta2**t)).sqrt() + adamw.defaults["eps"])
+        columns.append(torch.stack((settled, mhat, adam)).cpu())
+        layers.append(Layer(name, p.numel(), _levels(columns[-1][0].sort().values)))
+    if not columns:
+        raise ValueError("no parameter had two gradients: does the loss depend on the model?")
+    table = torch.cat(columns, 1)
+    table = table[:, table[0].argsort()]
+    coordinates = sum(layer.coordinates for layer in layers)
+    return Probe(count, betas, standardize, coordinates, tuple(layers), tuple(left_out), *table)
+
+
+def _flat(x: Tensor) -> Tensor:
+    return (torch.view_as_real(x) if x.is_complex() else x).flatten()
+
+
+def _levels(ascending: Tensor) -> tuple[float, ...]:
+    return tuple(ascending[round(q * (len(ascending) - 1))].item() for q in QUANTILES)
+
+
+@contextlib.contextmanager
+def _restored(model: nn.Module) -> Iterator[None]:
+    """Everything that training without moving may change is put back, even after an error."""
+    tensors = [(x, x.detach().clone()) for x in (*model.parameters(), *model.buffers())]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    grads = [(p, p.grad) for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = None
+    devices = {p.get_device() for p in model.parameters() if p.is_cuda}
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002  what data loaders draw from
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        for module, kept in buffers:
+            module._buffers.update(kept)
+        with torch.no_grad():
+            for x, value in tensors:
+                x.copy_(value)
+        for p, grad in grads:
+            p.grad = grad
