@@ -2,19 +2,15 @@
 
 import gzip
 import itertools
-import os
-from pathlib import Path
 
 import pytest
 import torch
 
 from agdopt.race.checks import PlanError
-from agdopt.race.run import main
 from agdopt.race.task import MissingData
 from agdopt.race.tasks._transformer import EOS, PAD, Transformer, search
 
 CPU = torch.device("cpu")
-DATA = Path(os.environ.get("AGDOPT_DATA", "data"))
 SIZES = {"width": 32, "hidden": 64, "heads": 2, "layers": 1}
 
 
@@ -168,15 +164,3 @@ def test_composed_attention_can_be_differentiated_twice(make, tmp_path):
     gradient = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     sum(g.square().sum() for g in gradient).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
-
-
-@pytest.mark.parametrize("plan", ["t3-multi30k", "t3-iwslt14", "t6-transformer"])
-def test_the_plans_run_reduced(plan, tmp_path):
-    for package in ("tokenizers", "sacrebleu", "pytorch_optimizer"):
-        pytest.importorskip(package)
-    if not (DATA / "multi30k").exists():
-        pytest.skip("Multi30k is not in the folder AGDOPT_DATA names")
-    small = ["task.sentences=40", "epochs=1", "average_last=1", "task.beam=2"]
-    sets = [word for s in small for word in ("--set", s)]
-    more = ["--optimizers", "agd", "--device", "cpu", "--out", str(tmp_path)]
-    assert main([f"paper/{plan}", "--scale", "reduced", *sets, *more]) == 0
