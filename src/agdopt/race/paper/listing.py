@@ -9,7 +9,7 @@ from typing import Any
 from agdopt.race import numerical
 from agdopt.race.paper.cell import Cell, cells, names, select
 from agdopt.race.paper.evidence import DONE, NOT_YET, Evidence, gather, plan_of, records
-from agdopt.race.paper.verdict import Finding, Pick, costs, judge, picks, shown
+from agdopt.race.paper.verdict import Finding, Pick, costs, judge, picks
 
 NUMERICAL = "numerical/records.jsonl"  # below the results
 HOURS = 0.01  # of a numerical cell, on one core
@@ -131,7 +131,8 @@ def _told(p: Pick) -> dict[str, Any]:
 
 
 def _why(cell: Cell, evidence: Evidence) -> str:
-    parts = [f"{', '.join(c)}: {reason}" for reason, c in _by_reason(cell.without).items()]
+    left = {} if cell.judge == "parameters" else cell.without
+    parts = [f"without {', '.join(c)}: {reason}" for reason, c in _by_reason(left).items()]
     if evidence.status != DONE:
         if evidence.changed:
             parts.append("; ".join(evidence.changed))
@@ -149,7 +150,7 @@ def _why(cell: Cell, evidence: Evidence) -> str:
 def _by_reason(without: Mapping[str, str]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for column, reason in without.items():
-        found.setdefault(f"without, {reason}" if reason else "without", []).append(column)
+        found.setdefault(reason, []).append(column)
     return found
 
 
@@ -165,6 +166,7 @@ def text(value: Any) -> str:
             parts.append(f"{column} {v['time']:.2f} in time, {v['memory']:.2f} in memory")
             continue
         mean, sd = (v["mean"], v["sd"]) if isinstance(v, Mapping) else (v[0], v[1] if len(v) > 1 else None)
-        spread = "" if sd is None else f" ± {shown(sd)}"
-        parts.append(f"{column} diverged" if mean is None else f"{column} {shown(mean)}{spread}")
+        digits = 4 if mean is not None and abs(mean) < 1 else 2
+        spread = "" if sd is None else f" ± {sd:.{digits}f}"
+        parts.append(f"{column} diverged" if mean is None else f"{column} {mean:.{digits}f}{spread}")
     return ", ".join(parts)

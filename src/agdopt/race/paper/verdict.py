@@ -159,20 +159,21 @@ def _nearest(fought: Sequence[Duel]) -> list[Duel]:
 
 
 def shown(value: float, signed: bool = False) -> str:
-    digits = 4 if abs(value) < 1 and not signed else 2
-    text = f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
-    return text if float(text) or not value else f"{value:{'+' if signed else ''}.1g}"
+    """Two decimals, more for what is small: an AUC, a difference of AUCs."""
+    digits = 2 if abs(value) >= 0.05 or not value else 4
+    return f"{value:+.{digits}f}" if signed else f"{value:.{digits}f}"
 
 
 def _sentence(d: Duel) -> str:
     word = {BETTER: "beats", WORSE: "loses to", SAME: "no difference from", UNKNOWN: "cannot tell from"}
     if d.difference is None:
-        return f"{word[d.found]} {d.rival}: no shared seed finished"
+        return f"{word[d.found]} {d.rival}: no seed finished on both sides"
     if d.interval:
         sure = f"95% {shown(d.interval[0], True)} to {shown(d.interval[1], True)}"
     else:
-        sure = f"{d.seeds} seeds carry no interval" if d.seeds < ENOUGH else "no interval"
-    return f"{word[d.found]} {d.rival} by {shown(d.difference, True)} ({sure})"
+        seeds = f"{d.seeds} seed" + "s" * (d.seeds > 1)
+        sure = f"no interval from {seeds}" if d.seeds < ENOUGH else "no interval"
+    return f"{word[d.found]} {d.rival}: {shown(d.difference, True)} ({sure})"
 
 
 def _beyond(cell: Cell, evidence: Evidence) -> Finding:

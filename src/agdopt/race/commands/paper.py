@@ -1,0 +1,139 @@
+"""agdopt paper: what the paper claims, what stands of it, and how to repeat it."""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from agdopt.race.checks import PlanError, need
+from agdopt.race.commands.race import finals, finish, say_what_is_missing, showing
+from agdopt.race.contest import race
+from agdopt.race.paper.cell import Cell, cells, names, select
+from agdopt.race.paper.evidence import entries
+from agdopt.race.plan import Plan, load
+from agdopt.race.run import add_arguments, quiet
+from agdopt.race.show import table
+
+RESULTS = Path("results")
+
+
+def add(commands: Any) -> None:
+    p: argparse.ArgumentParser = commands.add_parser(
+        "paper", help="the paper's tables and figures", description=__doc__
+    )
+    actions = p.add_subparsers(required=True, metavar="action", dest="action")
+    listed = actions.add_parser("list", help="every cell: claim, status, numbers, verdict, command")
+    listed.add_argument("cells", nargs="*", metavar="ROW[.CELL]", help="T4, T4.resnet20; default: all")
+    listed.add_argument("--json", action="store_true", help="one object a cell, on standard output")
+    ran = actions.add_parser("run", help="train what a cell needs; goes on where an earlier one stopped")
+    ran.add_argument("cells", nargs="+", metavar="ROW[.CELL]", help="T4, T4.resnet20")
+    ran.add_argument("--out", type=Path, help="folder of records; default: RESULTS/<plan>")
+    ran.add_argument("--jobs", type=int, help="runs side by side; default: the cores of a CPU, 1 on a GPU")
+    ran.add_argument("--stand-in", action="store_true", help="on the cell's other data set: reduced")
+    add_arguments(ran)
+    told = actions.add_parser("report", help="write docs/results.md and its figures, from the records")
+    told.add_argument("--out", type=Path, default=Path("docs/results.md"), help="default: docs/results.md")
+    for action in (listed, ran, told):
+        action.add_argument("--results", type=Path, default=RESULTS, help="folder of the records")
+
+
+def run(args: argparse.Namespace) -> int:
+    return {"list": _list, "run": _run, "report": _report}[args.action](args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from agdopt.race.paper.listing import listing
+
+    lines = listing(args.results, args.cells)
+    if args.json:
+        print(json.dumps([line.json() for line in lines], indent=1))
+        return 0
+    rows = []
+    for line in lines:
+        status = f"{line.status}, {line.evidence.seeds} seeds" if line.evidence.seeds else line.status
+        again = line.command.removeprefix("agdopt paper ")
+        rows.append([line.name, status, line.verdict, f"{line.hours:g} h" if again else "", again])
+    table("The paper, cell by cell", ["cell", "status", "verdict", "GPU", "agdopt paper ..."], rows)
+    done = sum(line.status == "done" for line in lines)
+    print(f"{len(lines)} cells, {done} done. Numbers and reasons: --json, or `agdopt paper report`.")
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from agdopt.race.paper.page import write
+
+    for path in write(args.results, args.out):
+        print(f"{path} written")
+    return 0
+
+
+def _run(args: argparse.Namespace) -> int:
+    quiet()
+    code = 0
+    chosen = select(args.cells, names())
+    for name in [n for n in chosen if n not in cells()]:
+        code = max(code, _numerical(name, args))
+    trained = [cells()[n] for n in chosen if n in cells()]
+    for cell in trained:
+        if not cell.plan:
+            why = f"nothing to run: {cell.reason}" if cell.reason else "documented by `agdopt paper report`"
+            print(f"agdopt: {cell.name}: {why}", file=sys.stderr)
+            code = max(code, int(cell.judge == "none"))
+    for plan, wanted in _plans(trained, args):
+        try:
+            found, stopped = _train(plan, wanted, args)
+        except PlanError as e:
+            # A data set that is not there, most likely: the other cells of the row may have theirs.
+            print(f"agdopt: {plan.name}: {e}", file=sys.stderr)
+            found, stopped = 2, False
+        code = max(code, found)
+        if stopped:
+            break
+    return code
+
+
+def _numerical(name: str, args: argparse.Namespace) -> int:
+    from agdopt.race import numerical
+    from agdopt.race.paper.listing import NUMERICAL
+
+    out = args.out / "records.jsonl" if args.out else args.results / NUMERICAL
+    record = numerical.run(name, out)
+    (row,) = (r for r in numerical.listing({name: record}) if r["cell"] == name)
+    print(f"{name}: {row['verdict']}. {row['ours']}", flush=True)
+    return 0
+
+
+def _plans(trained: Sequence[Cell], args: argparse.Namespace) -> list[tuple[Plan, list[str]]]:
+    """Each plan once, with the entries that the cells look at; those of other plans have cells of their own."""
+    found: dict[str, tuple[Plan, dict[str, None]]] = {}
+    for cell in (c for c in trained if c.plan):
+        if args.stand_in:
+            need(
+                bool(cell.stand_in),
+                f"{cell.name} has no other data set; without --stand-in it runs on its own",
+            )
+        name = cell.stand_in if args.stand_in else cell.plan
+        if name not in found:
+            found[name] = load(f"paper/{name}", args.set, scale=args.scale), {}
+        for pairs in entries(cell, name).values():
+            found[name][1].update((e.name, None) for p, e in pairs if p.name == name)
+    return [(plan, list(wanted)) for plan, wanted in found.values()]
+
+
+def _train(plan: Plan, wanted: Sequence[str], args: argparse.Namespace) -> tuple[int, bool]:
+    started = time.monotonic()
+    own = argparse.Namespace(**vars(args))
+    own.out = args.out or args.results / plan.name
+    own.optimizers = args.optimizers or ",".join(wanted)
+    if args.stand_in or args.scale == "reduced" or args.set:
+        print(f"{plan.name}: not the paper's recipe, so its cells are reduced at best", flush=True)
+    with showing(started, sys.stdout) as show:
+        result = race(plan, own, started, show)
+    records = finals(result, own)
+    print(f"{plan.name}: records in {own.out}", flush=True)
+    if records:
+        finish(own.out, result, records, sys.stdout)
+    return say_what_is_missing(result), result.interrupted
