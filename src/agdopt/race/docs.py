@@ -10,6 +10,8 @@ from typing import Any
 from agdopt.race.numerical import read
 from agdopt.race.numerical.page import BLOCKS
 from agdopt.race.numerical.pictures import draw, stale
+from agdopt.race.paper import figures, page
+from agdopt.race.paper.listing import Line, listing
 from agdopt.race.probe import adabelief_steps, adam_steps
 from agdopt.race.speed import fingerprint
 
@@ -119,22 +121,29 @@ def filled(text: str, name: str, block: str) -> str:
     return pattern.sub(lambda match: match[1] + "\n" + block + "\n\n" + match[2], text)
 
 
-def pages(root: Path) -> dict[Path, str]:
-    """Every page with generated blocks, as it should be."""
+def pages(root: Path, lines: list[Line]) -> dict[Path, str]:
+    """Every page that is generated, whole or in blocks, as it should be."""
     found = {
-        Path("README.md"): {"speed": speed_block(records(root / "results/speed.jsonl"))},
+        Path("README.md"): {
+            "paper": page.readme(lines),
+            "speed": speed_block(records(root / "results/speed.jsonl")),
+        },
         Path("docs/from-adamw.md"): {"migration": migration_block()},
         Path("docs/choosing-delta.md"): {"probe": probe_block(records(root / "results/probe.jsonl"))},
     }
     numerical = read(root / RECORDS)
     for name, blocks in BLOCKS.items():
         found[Path(name)] = {block: make(numerical) for block, make in blocks.items()}
-    texts = {}
-    for page, made in found.items():
-        texts[page] = (root / page).read_text()
+    texts = {Path("docs/results.md"): page.results(lines)}
+    for file, made in found.items():
+        texts[file] = (root / file).read_text()
         for name, block in made.items():
-            texts[page] = filled(texts[page], name, block)
+            texts[file] = filled(texts[file], name, block)
     return texts
+
+
+def is_fresh(file: Path, text: str) -> bool:
+    return file.exists() and file.read_text() == text
 
 
 def main() -> int:
@@ -144,16 +153,19 @@ def main() -> int:
     )
     parser.add_argument("--root", type=Path, default=Path())
     root = (args := parser.parse_args()).root
-    numerical = read(root / RECORDS)
-    texts = {page: text for page, text in pages(root).items() if (root / page).read_text() != text}
+    numerical, lines = read(root / RECORDS), listing(root / "results")
+    texts = {file: text for file, text in pages(root, lines).items() if not is_fresh(root / file, text)}
     pictures = stale(numerical, root / FIGURES)
+    drawn = figures.stale(figures.pictures(lines), root / FIGURES)
     if args.check:
-        for name in [*texts, *(FIGURES / picture for picture in pictures)]:
+        names = [*pictures, *(f"{picture.name}.svg" for picture in drawn)]
+        for name in [*texts, *(FIGURES / name for name in names)]:
             print(f"{name} is stale: run `make docs`", file=sys.stderr)
-        return int(bool(texts or pictures))
-    for page, text in texts.items():
-        (root / page).write_text(text)
+        return int(bool(texts or names))
+    for file, text in texts.items():
+        (root / file).write_text(text)
     draw(numerical, root / FIGURES, sorted({Path(picture).stem for picture in pictures}))
+    figures.save(drawn, root / FIGURES)
     return 0
 
 

@@ -107,14 +107,11 @@ def _numerical(name: str, args: argparse.Namespace) -> int:
 
 
 def _plans(trained: Sequence[Cell], args: argparse.Namespace) -> list[tuple[Plan, list[str]]]:
-    """Each plan once, with the entries that the cells look at; those of other plans have cells of their own."""
+    """Each plan once, with the entries that the cells look at; other plans have cells of their own."""
     found: dict[str, tuple[Plan, dict[str, None]]] = {}
     for cell in (c for c in trained if c.plan):
         if args.stand_in:
-            need(
-                bool(cell.stand_in),
-                f"{cell.name} has no other data set; without --stand-in it runs on its own",
-            )
+            need(bool(cell.stand_in), f"--stand-in: {cell.name} has no other data set than its own")
         name = cell.stand_in if args.stand_in else cell.plan
         if name not in found:
             found[name] = load(f"paper/{name}", args.set, scale=args.scale), {}

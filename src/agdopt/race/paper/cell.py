@@ -30,6 +30,8 @@ class Cell:
     hours: float = 0.0
     reason: str = ""
     size: str = ""
+    model: str = ""
+    shape: Mapping[str, Any] = field(default_factory=dict)
     entries: Mapping[str, Any] = field(default_factory=dict)
     paper: Mapping[str, Any] = field(default_factory=dict)
     quoted: Mapping[str, Any] = field(default_factory=dict)
@@ -42,6 +44,11 @@ class Cell:
     def __post_init__(self) -> None:
         if self.judge not in JUDGES:
             raise unknown(f"judge of {self.name}", self.judge, JUDGES)
+
+    @property
+    def described(self) -> bool:
+        """Nothing is trained for it: it is looked up or counted on the spot."""
+        return self.judge in ("parameters", "table")
 
     @property
     def row(self) -> str:

@@ -62,7 +62,7 @@ def entries(cell: Cell, own: str = "") -> dict[str, list[tuple[Plan, Entry]]]:
 def gather(cell: Cell, known: Iterable[Record]) -> Evidence:
     """The best there is: the plan's own recipe, else the reduced one with most columns and most training."""
     if not cell.plan:
-        return Evidence()
+        return Evidence(DONE if cell.described else NOT_YET)
     mine = [r for r in known if not cell.metric or _holds(r, cell)]
     groups, edited = _groups(cell, mine, cell.plan)
     if cell.stand_in:
@@ -75,9 +75,7 @@ def gather(cell: Cell, known: Iterable[Record]) -> Evidence:
     changed, runs = max(groups.items(), key=_worth)
     counts = {n: len(r) for by_entry in runs.values() for n, r in by_entry.items()}
     missing = tuple(n for n, count in counts.items() if not count)
-    # Every run has as many parameters.
-    short = cell.judge != "parameters" and min(counts.values()) < SEEDS
-    status = REDUCED if changed or short else DONE
+    status = REDUCED if changed or min(counts.values()) < SEEDS else DONE
     return Evidence(status, "reduced" if changed else "paper", runs, changed, missing, edited)
 
 

@@ -115,7 +115,7 @@ def draw(picture: Picture) -> Figure:
 
 def _draw_curves(axes: Any, shown: Mapping[str, Any]) -> None:
     late: list[float] = []
-    for colour, (label, runs) in zip(COLOURS, reversed(shown.items()), strict=False):
+    for colour, (label, runs) in zip(COLOURS, reversed(list(shown.items())), strict=False):
         epochs = min(map(len, runs))
         values = np.array([run[:epochs] for run in runs], float)
         mean, sd = values.mean(0), values.std(0, ddof=1) if len(runs) > 1 else np.zeros(epochs)

@@ -38,7 +38,7 @@ class Line:
         """What makes, or goes on with, the runs behind it."""
         if self.cell and self.cell.judge == "none":
             return ""
-        if self.cell and self.cell.judge == "table":
+        if self.cell and self.cell.described:
             return "agdopt paper report"
         seeds = ""
         if self.cell and len(plan_of(self.cell.plan).seeds) < 3:
@@ -94,8 +94,6 @@ def listing(results: Path, wanted: Iterable[str] = ()) -> list[Line]:
 
 def line(cell: Cell, known: Iterable[Any]) -> Line:
     evidence = gather(cell, known)
-    if cell.table:
-        evidence = Evidence(status=DONE)
     finding = judge(cell, evidence)
     paper: Any = {c: list(v) for c, v in cell.paper.items()} or None
     ours: Any = None
@@ -131,8 +129,9 @@ def _told(p: Pick) -> dict[str, Any]:
 
 
 def _why(cell: Cell, evidence: Evidence) -> str:
-    left = {} if cell.judge == "parameters" else cell.without
-    parts = [f"without {', '.join(c)}: {reason}" for reason, c in _by_reason(left).items()]
+    parts = [f"without {', '.join(c)}: {reason}" for reason, c in _by_reason(cell.without).items()]
+    if cell.described and cell.reason:
+        parts.append(cell.reason)
     if evidence.status != DONE:
         if evidence.changed:
             parts.append("; ".join(evidence.changed))

@@ -21,18 +21,18 @@ HEADS = {
     CANNOT_TELL: "Nobody can tell, from these runs",
 }
 NOTES = """\
-**Status** is computed from the records. *Done*: the plan's recipe, which is the paper's, to the letter (a record's
-hash is the present plan's), and at least three seeds of every optimizer of the cell. *Reduced*: a shortened recipe,
-other data, fewer seeds, or an optimizer that has not run yet; what differs is named. A reduced recipe gives no
-verdict on the paper's claim, whatever it shows (but on what a step costs).
+**Status** is computed from the records. *Done*: the plan's recipe, which is the paper's, to the letter (a
+record's hash is the present plan's), and at least three seeds of every optimizer of the cell. *Reduced*: a
+shortened recipe, other data, fewer seeds, or an optimizer that has not run yet; what differs is named. A
+reduced recipe gives no verdict on the paper's claim, whatever it shows (but on what a step costs).
 
-**Verdict.** Five shared seeds or more: the 95% interval of the paired differences (studentized bootstrap) and a
-t-test corrected for all rivals of the cell must agree. Fewer seeds carry no interval; then a difference counts only
-where all runs of one side beat all of the other by six standard deviations of a run. *Holds*: against every rival
-that the claim names. *Does not*: some rival is the better one. Differences are in the favour of AGD (of the champion
-named) where they are positive. Where the paper leaves a setting open, each reading runs, and every optimizer is
-judged by its better one: chosen on validation where the plan has such a split, else on the test split, as the paper
-must have done."""
+**Verdict.** From five shared seeds on, the 95% interval of the paired differences (studentized bootstrap)
+and a t-test corrected for all rivals of the cell must agree. Fewer seeds carry no interval; then a
+difference counts only where all runs of one side beat all of the other, by six standard deviations of a
+run. *Holds*: against every rival that the claim names. *Does not*: some rival is the better one.
+Differences are in the favour of AGD, or of the champion named, where they are positive. Where the paper
+leaves a setting open, each reading runs, and every optimizer is judged by its better one: chosen on
+validation where the plan has such a split, else on the test split, as the paper must have done."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -46,8 +46,8 @@ def results(lines: Sequence[Line]) -> str:
     drawn = figures.pictures(lines)
     parts = [
         "# What stands of the paper",
-        "Made by `agdopt paper report` from the records in `results/`; nothing here is typed by hand. The command"
-        " beside a cell makes its records again, or goes on with what is missing.",
+        "Made by `agdopt paper report` from the records in `results/`, no number by hand. The command beside "
+        "a cell makes its records again, or goes on with what is missing.",
         summary(lines),
         opening(lines),
         "## Every cell",
@@ -71,8 +71,8 @@ def summary(lines: Sequence[Line]) -> str:
 
 def _open(lines: Iterable[Line]) -> list[Line]:
     """What is left to run, each plan once."""
-    plans = {line.cell.plan: line for line in lines if line.cell and line.status != DONE and line.cell.plan}
-    return list(plans.values())
+    waiting = sorted((x for x in lines if x.cell and x.cell.plan and x.status != DONE), key=lambda x: x.hours)
+    return list({line.cell.plan: line for line in waiting if line.cell}.values())
 
 
 def judged(lines: Iterable[Line]) -> dict[str, list[Line]]:
@@ -103,10 +103,10 @@ def opening(lines: Sequence[Line]) -> str:
 
 
 def _bullet(line: Line) -> str:
-    words = line.words.partition("; ")[0] if line.cell is None else line.words
+    words = "; ".join(line.words.split("; ")[:2]) if line.cell is None else line.words
     scale = f" *Reduced: {line.why}.*" if line.status == REDUCED else ""
-    numbers = f"{text(line.ours)}: " if isinstance(line.ours, Mapping) and line.finding else ""
-    return f"**{line.name}**. {line.claim} {numbers}{words}.{scale}"
+    numbers = f"{text(line.ours)}: AGD " if line.finding and line.finding.duels else ""
+    return f"**{line.name}**. {line.claim} Here: {numbers}{words}.{scale}"
 
 
 def cell_table(lines: Sequence[Line]) -> str:
@@ -158,7 +158,7 @@ def _readings(line: Line) -> str:
     for column, entries in line.evidence.runs.items():
         for name, runs in entries.items():
             values = [v for r in runs if (v := number(r, line.cell.metric)) is not None]
-            counted = {"mean": None, "sd": None, "entry": name}
+            counted: dict[str, Any] = {"mean": None, "sd": None, "entry": name}
             if values:
                 centre = sum(values) / len(values)
                 sd = (

@@ -5,6 +5,7 @@ interval; then a difference counts only where all runs of one side beat all of t
 deviations. A claim holds when nothing that ran speaks against it and all that it needs was clear.
 """
 
+import importlib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -90,7 +91,9 @@ def picks(cell: Cell, evidence: Evidence) -> dict[str, Pick]:
 
 
 def judge(cell: Cell, evidence: Evidence) -> Finding:
-    found = _JUDGES[cell.judge](cell, evidence) if evidence.runs or cell.table else Finding(CANNOT_TELL, "")
+    found = (
+        _JUDGES[cell.judge](cell, evidence) if evidence.runs or cell.described else Finding(CANNOT_TELL, "")
+    )
     if evidence.scale == "reduced" and cell.judge != "cost":
         # Other data or a shorter run is no answer to the claim, whatever it shows.
         words = f"at the reduced scale it {found.verdict}" if found.verdict != CANNOT_TELL else "reduced"
@@ -290,10 +293,16 @@ def _cost(cell: Cell, evidence: Evidence) -> Finding:
 
 
 def _parameters(cell: Cell, evidence: Evidence) -> Finding:
-    counts = {r.parameters for entries in evidence.runs.values() for runs in entries.values() for r in runs}
+    """Of the model that the plans train, without memory for its numbers."""
+    import torch
+
+    module, _, name = cell.model.partition(":")
+    with torch.device("meta"):
+        model: torch.nn.Module = getattr(importlib.import_module(module), name)(**cell.shape)
+    count = sum(p.numel() for p in model.parameters())
     digits = len(cell.size.rstrip("M").partition(".")[2])
-    ok = all(f"{count / 1e6:.{digits}f}M" == cell.size for count in counts)
-    return Finding(HOLDS if ok else DOES_NOT, " and ".join(f"{count:,}" for count in sorted(counts)))
+    ok = f"{count / 1e6:.{digits}f}M" == cell.size
+    return Finding(HOLDS if ok else DOES_NOT, f"{count:,}")
 
 
 def _table(cell: Cell, evidence: Evidence) -> Finding:
@@ -307,7 +316,7 @@ def _table(cell: Cell, evidence: Evidence) -> Finding:
         mhat = average / (1 - hyper.beta1**t)
         mean, before = hyper.beta2 * mean + (1 - hyper.beta2) * (mhat - before) ** 2, mhat
     ok = bool(np.isclose(b, mean, rtol=1e-12))
-    return Finding(HOLDS if ok else DOES_NOT, "the table below; AGD's line is what the rule computes")
+    return Finding(HOLDS if ok else DOES_NOT, "AGD's line is what the rule computes; the others are quoted")
 
 
 def _none(cell: Cell, evidence: Evidence) -> Finding:
