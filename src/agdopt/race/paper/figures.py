@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from agdopt.race import paint, switch_figure
 from agdopt.race.paper.cell import Cell
 from agdopt.race.paper.evidence import Evidence
+from agdopt.race.paper.finding import number, pick
 from agdopt.race.paper.listing import Line
-from agdopt.race.paper.verdict import number, pick
 from agdopt.race.record import Record
 
 # The white lets dark pages show them.
@@ -99,22 +99,27 @@ def _shares(cell: Cell, evidence: Evidence) -> dict[str, Any]:
 
 
 def draw(picture: Picture) -> Figure:
-    figure = Figure(figsize=(8, 4), layout="constrained")
-    axes = figure.subplots()
+    figure = Figure(figsize=(9, 4), layout="constrained")
     if picture.kind == "curves":
-        _draw_curves(axes, picture.shown)
+        axes, end = figure.subplots(1, 2, width_ratios=[2, 1])
+        _draw_curves(axes, picture.shown, 1 / 8)
+        _draw_curves(end, picture.shown, 3 / 4)
+        end.set_title("the last quarter")
+        axes.legend()
     elif picture.kind == "swept":
+        axes = figure.subplots()
         _draw_swept(axes, picture.shown)
     else:
-        curves = picture.shown["curves"]
+        axes, curves = figure.subplots(), picture.shown["curves"]
         switch_figure.draw(axes, curves, list(range(1, len(curves["switch.adaptive"]) + 1)), "epoch")
     run = picture.shown.get("run", "")
     axes.set_title(f"{picture.title}; {run}" if run else picture.title)
     return figure
 
 
-def _draw_curves(axes: Any, shown: Mapping[str, Any]) -> None:
-    late: list[float] = []
+def _draw_curves(axes: Any, shown: Mapping[str, Any], since: float) -> None:
+    """All numbers of the part of training `since` are in sight; those before it may not be."""
+    seen: list[float] = []
     for colour, (label, runs) in zip(COLOURS, reversed(list(shown.items())), strict=False):
         epochs = min(map(len, runs))
         values = np.array([run[:epochs] for run in runs], float)
@@ -122,13 +127,15 @@ def _draw_curves(axes: Any, shown: Mapping[str, Any]) -> None:
         x = np.arange(1, epochs + 1)
         axes.plot(x, mean, color=colour, label=f"{label}, {len(runs)} seeds", linewidth=1.3)
         axes.fill_between(x, mean - sd, mean + sd, color=colour, alpha=0.2, linewidth=0)
-        late += list(mean[len(mean) // 8 :][np.isfinite(mean[len(mean) // 8 :])])
-    if late:
-        # The first epochs would make all others one line.
-        low, high = np.percentile(late, [1, 99])
-        axes.set_ylim(low - 0.08 * (high - low), high + 0.08 * (high - low))
+        late = mean[int(since * epochs) :]
+        seen += list(late[np.isfinite(late)])
+        if since > 0.5:
+            axes.set_xlim(since * epochs, epochs)
+    if seen:
+        low, high = np.percentile(seen, [1, 99])
+        room = 0.08 * (high - low) or 1.0
+        axes.set_ylim(low - room, high + room)
     axes.set(xlabel="epoch; mean ± standard deviation")
-    axes.legend()
 
 
 def _draw_swept(axes: Any, shown: Mapping[str, Any]) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 from agdopt.race import numerical
 from agdopt.race.paper.cell import Cell, cells, names, select
 from agdopt.race.paper.evidence import DONE, NOT_YET, Evidence, gather, plan_of, records
-from agdopt.race.paper.verdict import Finding, Pick, costs, judge, picks
+from agdopt.race.paper.finding import Finding, Pick, picks
+from agdopt.race.paper.measure import costs
+from agdopt.race.paper.verdict import judge
 
 NUMERICAL = "numerical/records.jsonl"  # below the results
 HOURS = 0.01  # of a numerical cell, on one core

@@ -6,15 +6,10 @@ from typing import Any
 
 from agdopt.race.paper import figures
 from agdopt.race.paper.evidence import DONE, NOT_YET, REDUCED
+from agdopt.race.paper.finding import CANNOT_TELL, DOES_NOT, HOLDS, decimals, number
 from agdopt.race.paper.listing import Line, listing, text
-from agdopt.race.paper.verdict import CANNOT_TELL, DOES_NOT, HOLDS, number, shown
 
-SEE = {
-    "F1": "[trajectories.md](trajectories.md)",
-    "F3": "[trajectories.md](trajectories.md)",
-    "F7": "[trajectories.md](trajectories.md)",
-    "THEORY": "[theory.md](theory.md)",
-}
+NUMBERS = ("F1", "F3", "F7", "C3")  # of docs/trajectories.md, which shows them at length
 HEADS = {
     HOLDS: "Holds",
     DOES_NOT: "Does not hold",
@@ -88,13 +83,14 @@ def judged(lines: Iterable[Line]) -> dict[str, list[Line]]:
 
 
 def opening(lines: Sequence[Line]) -> str:
-    """One screen."""
+    """One screen: what was trained first, what has a page of its own last."""
     parts = []
     for verdict, found in judged(lines).items():
-        told = [f"- {_bullet(line)}" for line in found if line.row != "THEORY"]
-        theory = [line.name.partition(".")[2] for line in found if line.row == "THEORY"]
-        if theory:
-            told.append(f"- **THEORY**: {', '.join(theory)} ({SEE['THEORY']})")
+        told = [f"- {_bullet(line)}" for line in found if line.evidence.runs]
+        told += [f"- {_bullet(line)}" for line in found if line.row in NUMBERS]
+        for row, more in (("THEORY", "[theory.md](theory.md)"), ("T2", "parameters, below"), ("T1", "below")):
+            names = [line.name.partition(".")[2] for line in found if line.row == row]
+            told += [f"- {' '.join([f'**{row}**', ', '.join(names)]).strip()} ({more})"] if names else []
         parts.append(f"## {HEADS[verdict]}\n\n" + ("\n".join(told) or "Nothing yet."))
     waiting = [line.name for line in lines if line.status == NOT_YET]
     if waiting:
@@ -105,7 +101,7 @@ def opening(lines: Sequence[Line]) -> str:
 def _bullet(line: Line) -> str:
     words = "; ".join(line.words.split("; ")[:2]) if line.cell is None else line.words
     scale = f" *Reduced: {line.why}.*" if line.status == REDUCED else ""
-    numbers = f"{text(line.ours)}: AGD " if line.finding and line.finding.duels else ""
+    numbers = f"{text(line.ours)}. " if line.finding and line.finding.duels else ""
     return f"**{line.name}**. {line.claim} Here: {numbers}{words}.{scale}"
 
 
@@ -175,11 +171,12 @@ def _readings(line: Line) -> str:
 def _duels(line: Line) -> str:
     assert line.cell is not None
     assert line.finding is not None
+    digits = decimals(line.cell)
     rows = [
         (
             d.rival,
-            "" if d.difference is None else shown(d.difference, True),
-            f"{shown(d.interval[0], True)} to {shown(d.interval[1], True)}" if d.interval else "none",
+            "" if d.difference is None else f"{d.difference:+.{digits}f}",
+            f"{d.interval[0]:+.{digits}f} to {d.interval[1]:+.{digits}f}" if d.interval else "none",
             d.seeds,
             d.found,
         )
@@ -193,23 +190,19 @@ def readme(lines: Sequence[Line]) -> str:
     found = judged(lines)
 
     def named(verdict: str) -> str:
-        rows: dict[str, list[str]] = {}
-        for line in found[verdict]:
-            rows.setdefault(line.row, []).append(line.name.partition(".")[2])
-        return (
-            ", ".join(f"{row} ({', '.join(c)})" if c[0] else row for row, c in rows.items()) or "nothing yet"
-        )
+        told = [f"{line.name}: {line.words}" for line in found[verdict] if line.evidence.runs]
+        told += [line.name for line in found[verdict] if line.row in NUMBERS]
+        theory = sum(line.row == "THEORY" for line in found[verdict])
+        told += [f"{theory} statements of the theory"] if theory else []
+        return "; ".join(told) or "nothing yet"
 
-    trained = [x for v in (DOES_NOT, CANNOT_TELL, HOLDS) for x in found[v] if x.finding and x.finding.duels]
-    told = f"; {trained[0].name}: {text(trained[0].ours)}" if trained else ""
     return "\n".join(
         [
             f"- **Holds**: {named(HOLDS)}.",
             f"- **Does not hold**: {named(DOES_NOT)}.",
-            f"- **Nobody can tell, from our runs**: {named(CANNOT_TELL)}{told}.",
+            f"- **Nobody can tell, from our runs**: {named(CANNOT_TELL)}.",
             f"- {summary(lines)}",
-            "- [docs/results.md](docs/results.md) has every number, interval and command; "
-            "`agdopt paper run T4.resnet20` repeats a cell.",
+            "- [docs/results.md](docs/results.md) has every claim, number, interval and command.",
         ]
     )
 
