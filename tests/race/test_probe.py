@@ -189,6 +189,10 @@ BAD = {
         lambda: probe(one_weight(3), noise, noises(3, torch.ones(3) * torch.nan)),
         "loss of batch 1 is nan",
     ),
+    "the same batch": (
+        lambda: probe(one_weight(3), noise, [torch.ones(3) / 3] * 50),
+        "every batch has the same gradient",
+    ),
     "frozen": (
         lambda: probe(one_weight(3).requires_grad_(False), noise, noises(3, torch.ones(3))),
         "no parameter that requires",

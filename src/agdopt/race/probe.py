@@ -220,6 +220,10 @@ def _found(
     if not columns:
         raise ValueError("no parameter had two gradients: does the loss depend on the model?")
     table = torch.cat(columns, 1)
+    if not (table[0] > 1e-6 * table[1]).any():
+        raise ValueError(
+            "every batch has the same gradient, so bhat is rounding alone: give different batches"
+        )
     table = table[:, table[0].argsort()]
     coordinates = sum(layer.coordinates for layer in layers)
     return Probe(count, betas, standardize, coordinates, tuple(layers), tuple(left_out), *table)
