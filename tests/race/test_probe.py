@@ -13,7 +13,8 @@ from torch import nn
 from agdopt import AGD
 from agdopt.core import Hyper, bhat, scalars
 from agdopt.race.cli import main
-from agdopt.race.probe import adabelief_steps, adam_steps, probe
+from agdopt.race.probe import probe
+from agdopt.race.probe_result import adabelief_steps, adam_steps
 
 
 @pytest.mark.parametrize("beta1", [0.0, 0.5, 0.9, 0.99])

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from agdopt.race.probe import adabelief_steps, adam_steps
+from agdopt.race.probe_result import adabelief_steps, adam_steps
 from agdopt.race.speed import fingerprint
 
 WORKS = {
