@@ -64,6 +64,7 @@ def test_import_contracts():
         ("torch/loop.py", "import agdopt.torch.foreach", "inside torch"),
         ("torch/bucket.py", "import agdopt.torch.loop", "inside torch"),
         ("torch/executor.py", "import agdopt.torch.optimizer", "inside torch"),
+        ("torch/optimizer.py", "import agdopt.torch.convert", "inside torch"),
         ("race/__init__.py", "import agdopt.torch.executor", "public names"),
         ("jax.py", "import agdopt.torch", "no room knows another"),
         ("a_new_room.py", "", "no room knows another"),
@@ -135,10 +136,11 @@ except ImportError as error:
 """
 
 
-@pytest.mark.parametrize("statement", ["agdopt.AGD", "from agdopt import AGD"])
-def test_without_torch_one_sentence_says_what_to_install(statement):
-    words = fresh(WITHOUT_TORCH.replace("STATEMENT", statement)).strip()
-    assert words == 'agdopt.AGD needs PyTorch: pip install "agdopt[torch]"'
+@pytest.mark.parametrize("name", ["AGD", "AGDW"])
+@pytest.mark.parametrize("statement", ["agdopt.NAME", "from agdopt import NAME"])
+def test_without_torch_one_sentence_says_what_to_install(statement, name):
+    words = fresh(WITHOUT_TORCH.replace("STATEMENT", statement.replace("NAME", name))).strip()
+    assert words == f'agdopt.{name} needs PyTorch: pip install "agdopt[torch]"'
 
 
 def test_unknown_name_is_an_attribute_error():

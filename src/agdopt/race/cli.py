@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agdopt.race.checks import ParityError
+from agdopt.race import probe_cli
+from agdopt.race.checks import ParityError, PlanError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,9 +24,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--json", action="store_true", help="records as a JSON list on standard output, no table"
     )
     speed.set_defaults(run=_speed)
+    probe_cli.add(commands)
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args, parser)
+    except PlanError as e:
+        print(f"agdopt: {e}", file=sys.stderr)
+        return 2
     except (ParityError, OSError) as e:
         print(f"agdopt: {e}", file=sys.stderr)
         return 1

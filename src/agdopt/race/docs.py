@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agdopt.race.probe_result import adabelief_steps, adam_steps
 from agdopt.race.speed import fingerprint
 
 WORKS = {
@@ -18,8 +19,7 @@ WORKS = {
 SHOWN = ("AGD", "AGD, bf16 states", "AGD, all bf16", "AGD foreach", "AdamW foreach")
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "speed.jsonl"
+def records(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -56,6 +56,67 @@ def speed_block(found: list[dict[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
+def migration_block() -> str:
+    """What becomes of lr, decay and delta, at beta1 = 0.9."""
+    adam, belief = adam_steps(0.9), adabelief_steps(0.9)
+    rows = [
+        ("from", "to AGDW", "to AGD (the paper's)"),
+        ("---",) * 3,
+        (
+            "AdamW",
+            "lr, weight_decay as they are",
+            f"lr / {adam:.2f}, weight_decay * {adam:.2f}; delta by the probe, eps at first",
+        ),
+        (
+            "Adam",
+            "as AdamW; where it has weight_decay, also `decoupled_weight_decay=False`",
+            f"lr / {adam:.2f}; weight_decay as it is with `decoupled_weight_decay=False`; delta as above",
+        ),
+        (
+            "SGD with momentum",
+            "AdamW's usual lr for such a model, and a search around it; weight_decay: SGD's lr * decay / lr",
+            "`from_sgd(optimizer, delta)`: lr * delta / (1 - momentum), decay as it is; delta by the probe",
+        ),
+        (
+            "AdaBelief",
+            f"lr * {adam / belief:.2f}; decay divided by as much, if decoupled",
+            f"lr / {belief:.0f}; a decoupled decay * {belief:.0f}; delta by the probe",
+        ),
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def probe_block(found: list[dict[str, Any]]) -> str:
+    """The choices of each probed task, newest record first."""
+    parts = []
+    for record in {json.dumps(r["task"], sort_keys=True): r for r in found}.values():
+        task, low, middle, high = record["task"], *(record["bhat"][q] for q in ("0.05", "0.5", "0.95"))
+        options = "".join(f", {k} {v}" for k, v in task.items() if k != "name")
+        batches = f"{record['batches']} batches of {record['batch']}"
+        still = f"{1 - record['changing']:.1%} of {record['coordinates']:,} coordinates never change"
+        parts.append(
+            f"**{task['name']}{options}** at initialisation, {batches}: bhat is {low:.1e}, {middle:.1e}, "
+            f"{high:.1e} at 5%, 50% and 95%; {still}. In place of AdamW at {record['adamw_lr']:g}:"
+        )
+        lines = ["| adaptive share | delta | lr | lr / delta |", "| --- | --- | --- | --- |"]
+        for row in record["choices"]:
+            share, delta, lr = row["share"], row["delta"], row["lr"]
+            told = f"{delta:.1e} | {lr:.1e} | {lr / delta:.1e}" if delta else "- | - | -"
+            lines.append(f"| {share:.0%} | {told} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "No task has been probed yet: `agdopt probe` does it on yours."
+
+
+def pages(root: Path) -> dict[Path, dict[str, str]]:
+    """The generated blocks of each page."""
+    results = root / "results"
+    return {
+        root / "README.md": {"speed": speed_block(records(results / "speed.jsonl"))},
+        root / "docs/from-adamw.md": {"migration": migration_block()},
+        root / "docs/choosing-delta.md": {"probe": probe_block(records(results / "probe.jsonl"))},
+    }
+
+
 def filled(text: str, name: str, block: str) -> str:
     pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     if not pattern.search(text):
@@ -68,15 +129,18 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where a block is stale")
     parser.add_argument("--root", type=Path, default=Path())
     args = parser.parse_args()
-    readme = args.root / "README.md"
-    old = readme.read_text()
-    new = filled(old, "speed", speed_block(records(args.root / "results")))
-    if args.check:
+    stale = []
+    for page, blocks in pages(args.root).items():
+        old = new = page.read_text()
+        for name, block in blocks.items():
+            new = filled(new, name, block)
         if new != old:
-            print("README.md is stale: run `make docs`", file=sys.stderr)
-        return int(new != old)
-    readme.write_text(new)
-    return 0
+            stale.append(page.name)
+            if not args.check:
+                page.write_text(new)
+    if args.check and stale:
+        print(f"{', '.join(stale)} stale: run `make docs`", file=sys.stderr)
+    return int(args.check and bool(stale))
 
 
 if __name__ == "__main__":
