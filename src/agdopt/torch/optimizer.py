@@ -228,8 +228,9 @@ class AGD(Optimizer):
             keep = on_device or group["differentiable"] or group["fused"] is not False
             lr = lr.reshape(()) if keep else float(lr)
         beta1, beta2 = group["betas"]
+        hyper = Hyper if torch.compiler.is_compiling() else _hyper  # a cache would break the graph
         return Options(
-            hyper=_hyper(beta1, beta2, group["delta"], group["amsgrad"], group["standardize"], group["clip"]),
+            hyper=hyper(beta1, beta2, group["delta"], group["amsgrad"], group["standardize"], group["clip"]),
             lr=lr,
             weight_decay=group["weight_decay"],
             decoupled=group["decoupled_weight_decay"],
