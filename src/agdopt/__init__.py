@@ -7,9 +7,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agdopt.torch import AGD, AGDW
+    from agdopt.torch import AGD, AGDW, SwitchMonitor, switch_report
 
-__all__ = ["AGD", "AGDW", "__version__"]
+__all__ = ["AGD", "AGDW", "SwitchMonitor", "__version__", "switch_report"]
 
 # Held here and read by pyproject.toml, so that it is known without an installation too.
 __version__ = "0.1.0.dev0"

@@ -119,6 +119,19 @@ for body in ("loop", "foreach", "cpu"):
         assert torch.equal(p, whole(q))
 """
 
+SWITCH = """
+# Each process reports its own shards: here the only one, so all.
+from agdopt import switch_report
+plain, sharded = model(), model()
+fully_shard(sharded, mesh=mesh)
+one, other = AGD(plain.named_parameters(), delta=1e-2), AGD(sharded.named_parameters(), delta=1e-2)
+train(plain, one, 0, 5)
+train(sharded, other, 0, 5)
+report = switch_report(one)
+assert report.rows == switch_report(other).rows and len(report.rows) == 4
+assert 0 < report.overall.adaptive < 1, report.overall
+"""
+
 MIXED_PRECISION = """
 from torch.distributed.fsdp import MixedPrecisionPolicy
 m = model()
@@ -164,6 +177,7 @@ def test_one_rank_is_the_plain_run():
         "CHECKPOINT": CHECKPOINT,
         "FRESH": FRESH,
         "MIXED": MIXED,
+        "SWITCH": SWITCH,
         "MIXED_PRECISION": MIXED_PRECISION,
         "CHANGE_OVER": CHANGE_OVER,
     }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agdopt.race import probe_cli
+from agdopt.race import probe_cli, switch_figure
 from agdopt.race.checks import ParityError, PlanError
 
 
@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     speed.set_defaults(run=_speed)
     probe_cli.add(commands)
+    switch_figure.add(commands)
     args = parser.parse_args(argv)
     try:
         code: int = args.run(args, parser)

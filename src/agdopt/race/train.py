@@ -19,6 +19,7 @@ from agdopt.race.optimizers import build, is_second_order, resolve
 from agdopt.race.plan import Entry, Plan
 from agdopt.race.stepper import Place, Stepper
 from agdopt.race.task import Task
+from agdopt.torch import AGD, switch_report
 
 STEP, WAIT, EPOCH = "step", "wait", "epoch"
 
@@ -147,6 +148,7 @@ class Training:
         before = list(state.curves.get(f"valid.{task.metric}", []))
         for key, value in {"train.loss": loss / steps, **numbers, **watched}.items():
             state.curves.setdefault(key, []).append(value)
+        self._look_at_the_switch()
         state.epoch += 1
         if bad or not all(map(math.isfinite, values.values())):
             state.diverged_at = bad or state.update
@@ -156,6 +158,15 @@ class Training:
         for split in task.watch():
             need(f"{split}.{task.metric}" in values, f"the task gives no {task.metric!r} for {split!r}")
         self._switch(before)
+
+    def _look_at_the_switch(self) -> None:
+        """Into the curves, where the optimizer has one; a decade that is not told held no share of bhat."""
+        optimizer, curves = self.stepper.built.optimizer, self.state.curves
+        if isinstance(optimizer, AGD):
+            found = {k.replace("/", "."): v for k, v in switch_report(optimizer).numbers().items()}
+            found.pop("switch.step", None)
+            for key in dict.fromkeys([*(k for k in curves if k.startswith("switch.")), *found]):
+                curves.setdefault(key, [0.0] * self.state.epoch).append(found.get(key, 0.0))
 
     def _switch(self, before: list[float]) -> None:
         """NT-ASGD: over to averaging once validation is worse than its best of all but the last n epochs."""
