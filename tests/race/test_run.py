@@ -18,7 +18,8 @@ from agdopt.race.driver import Driver, Options, Run
 from agdopt.race.optimizers import build, flatten
 from agdopt.race.plan import from_table
 from agdopt.race.record import read
-from agdopt.race.run import Recorder, main
+from agdopt.race.recorder import Recorder
+from agdopt.race.run import main
 from agdopt.race.stepper import Captured, Stepper
 from agdopt.race.switch_figure import save
 from agdopt.race.task import make_task
@@ -383,3 +384,18 @@ def test_a_deadline_in_time_parks_what_runs(tmp_path, capsys):
     assert "runs left" in said
     (path,) = (tmp_path / "out/checkpoints").iterdir()
     assert path.name.startswith("sgd-s1-")
+
+
+def test_the_last_weights_are_averaged_for_the_final_splits():
+    plan, task = make(average_last=3)
+    whole = Training(task, plan, plan.optimizers["adamw"], 1)
+    seen = [[p.detach().clone() for p in whole.model.parameters()] for e in whole.advance() if e == EPOCH]
+    assert len(seen) == 6
+    for mean, *last in zip(whole.mean, *seen[-3:], strict=True):
+        torch.testing.assert_close(mean, sum(last) / 3)
+    for p, own in zip(whole.model.parameters(), seen[-1], strict=True):
+        assert torch.equal(p, own)  # the model itself goes on as it was
+    assert whole.state.curves["test.loss"][-1] != whole.state.metrics["test.loss"]
+    first = train(plan, task, "adamw", epochs=4)
+    resumed = train(plan, task, "adamw", state=first.checkpoint())
+    assert resumed.state.metrics == whole.state.metrics

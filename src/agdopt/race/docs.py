@@ -1,4 +1,4 @@
-"""make docs: the generated blocks of the documentation, from the records in results/."""
+"""make docs: the generated blocks and pictures of the documentation, from the records in results/."""
 
 import argparse
 import json
@@ -7,8 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agdopt.race.numerical import read
+from agdopt.race.numerical.page import BLOCKS
+from agdopt.race.numerical.pictures import draw, stale
 from agdopt.race.probe_result import adabelief_steps, adam_steps
 from agdopt.race.speed import fingerprint
+
+RECORDS, FIGURES = Path("results/numerical/records.jsonl"), Path("docs/figures")
 
 WORKS = {
     "large": "one large tensor",
@@ -107,16 +112,6 @@ def probe_block(found: list[dict[str, Any]]) -> str:
     return "\n\n".join(parts) or "No task has been probed yet: `agdopt probe` does it on yours."
 
 
-def pages(root: Path) -> dict[Path, dict[str, str]]:
-    """The generated blocks of each page."""
-    results = root / "results"
-    return {
-        root / "README.md": {"speed": speed_block(records(results / "speed.jsonl"))},
-        root / "docs/from-adamw.md": {"migration": migration_block()},
-        root / "docs/choosing-delta.md": {"probe": probe_block(records(results / "probe.jsonl"))},
-    }
-
-
 def filled(text: str, name: str, block: str) -> str:
     pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     if not pattern.search(text):
@@ -124,23 +119,42 @@ def filled(text: str, name: str, block: str) -> str:
     return pattern.sub(lambda match: match[1] + "\n" + block + "\n\n" + match[2], text)
 
 
+def pages(root: Path) -> dict[Path, str]:
+    """Every page with generated blocks, as it should be."""
+    found = {
+        Path("README.md"): {"speed": speed_block(records(root / "results/speed.jsonl"))},
+        Path("docs/from-adamw.md"): {"migration": migration_block()},
+        Path("docs/choosing-delta.md"): {"probe": probe_block(records(root / "results/probe.jsonl"))},
+    }
+    numerical = read(root / RECORDS)
+    for name, blocks in BLOCKS.items():
+        found[Path(name)] = {block: make(numerical) for block, make in blocks.items()}
+    texts = {}
+    for page, made in found.items():
+        texts[page] = (root / page).read_text()
+        for name, block in made.items():
+            texts[page] = filled(texts[page], name, block)
+    return texts
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make docs", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where a block is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit 1 where something is stale"
+    )
     parser.add_argument("--root", type=Path, default=Path())
-    args = parser.parse_args()
-    stale = []
-    for page, blocks in pages(args.root).items():
-        old = new = page.read_text()
-        for name, block in blocks.items():
-            new = filled(new, name, block)
-        if new != old:
-            stale.append(page.name)
-            if not args.check:
-                page.write_text(new)
-    if args.check and stale:
-        print(f"{', '.join(stale)} stale: run `make docs`", file=sys.stderr)
-    return int(args.check and bool(stale))
+    root = (args := parser.parse_args()).root
+    numerical = read(root / RECORDS)
+    texts = {page: text for page, text in pages(root).items() if (root / page).read_text() != text}
+    pictures = stale(numerical, root / FIGURES)
+    if args.check:
+        for name in [*texts, *(FIGURES / picture for picture in pictures)]:
+            print(f"{name} is stale: run `make docs`", file=sys.stderr)
+        return int(bool(texts or pictures))
+    for page, text in texts.items():
+        (root / page).write_text(text)
+    draw(numerical, root / FIGURES, sorted({Path(picture).stem for picture in pictures}))
+    return 0
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace, _: object = None) -> int:
     from agdopt.race.plan import _override as override
     from agdopt.race.probe import probe
     from agdopt.race.probe_result import SHARES
-    from agdopt.race.run import commit, versions
+    from agdopt.race.recorder import commit, versions
     from agdopt.race.task import make_task
 
     shares = args.share or SHARES

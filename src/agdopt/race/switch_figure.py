@@ -22,10 +22,11 @@ def add(commands: Any) -> None:
     parser.add_argument("file", type=Path, help="a SwitchMonitor's JSON-lines file")
     parser.add_argument("--out", type=Path, help="picture: .svg, .png or .pdf (default: FILE.svg)")
     parser.add_argument("--prefix", default="switch", help="of the numbers' names (default: switch)")
-    parser.set_defaults(run=run)
+    parser.set_defaults(parser=parser)
 
 
-def run(args: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
+def run(args: argparse.Namespace) -> int:
+    parser: argparse.ArgumentParser = args.parser
     out = args.out or args.file.with_suffix(".svg")
     if out.suffix not in (".svg", ".png", ".pdf"):
         parser.error(f"--out {out}: a picture's name ends in .svg, .png or .pdf")

@@ -51,6 +51,12 @@ class Training:
     ) -> None:
         self.task, self.plan, self.entry, self.seed = task, plan, entry, seed
         self.state = Progress(**checkpoint["progress"]) if checkpoint else Progress()
+        # A trial of a search is judged on its one split, and no other is so much as looked at.
+        self.watch = (plan.judge,) if plan.judge else tuple(task.watch())
+        self.final = (plan.judge,) if plan.judge else tuple(task.final())
+        need(
+            plan.judge in ("", *task.splits), f"a search needs a split {plan.judge!r}, which the task has not"
+        )
         self.cls = resolve(entry)
         if is_second_order(self.cls) and plan.clip_grad_norm is not None:
             raise PlanError(
@@ -58,6 +64,7 @@ class Training:
             )
         graph = plan.graph if entry.graph is None else entry.graph
         self.here = Place(task.device, entry.precision or plan.precision, graph)
+        self.mean: list[torch.Tensor] = []  # of the weights after the epochs of plan.average_last so far
         with self.here():
             torch.manual_seed(seed)
             self.model = task.model().to(task.device)
@@ -69,6 +76,7 @@ class Training:
             if checkpoint:
                 self.state.resumed += 1
                 self.model.load_state_dict(checkpoint["model"])
+                self.mean = [t.to(task.device) for t in checkpoint.get("mean", [])]
                 self.stepper.built.load_state_dict(checkpoint["optimizer"])
 
     def checkpoint(self) -> dict[str, Any]:
@@ -78,6 +86,7 @@ class Training:
                 "progress": dataclasses.asdict(self.state),
                 "model": self.model.state_dict(),
                 "optimizer": self.stepper.built.optimizer.state_dict(),
+                **({"mean": self.mean} if self.mean else {}),
             }
 
     @property
@@ -105,17 +114,18 @@ class Training:
             trained = time.perf_counter() - started
             last = state.epoch + 1 == self.plan.epochs
             with self.here():
-                judged = self._judge([*self.task.watch(), *(self.task.final() if last else ())])
+                judged, final = self._judge_all(last)
             for _ in self.here.caught_up():
                 yield WAIT
             with self.here():
-                self._book(judged, {"lr": first_lr, "ms_per_step": 1e3 * trained / len(steps)}, len(steps))
+                pace = {"lr": first_lr, "ms_per_step": 1e3 * trained / len(steps)}
+                self._book(judged, final, pace, len(steps))
             state.seconds += time.perf_counter() - started
             yield EPOCH
 
     def _lr(self, progress: float) -> float:
-        s = self.state
-        return self.plan.schedule.lr(self.entry.lr, s.epoch, progress, s.update, self.plan.epochs)
+        s, schedule = self.state, self.entry.schedule or self.plan.schedule
+        return schedule.lr(self.entry.lr, s.epoch, progress, s.update, self.plan.epochs)
 
     def _mode(self, name: str) -> None:
         """The model's mode, and the optimizer's where it has one (schedule-free methods keep two points)."""
@@ -123,12 +133,26 @@ class Training:
             getattr(thing, name, bool)()
 
     @torch.no_grad()
-    def _judge(self, splits: Iterable[str]) -> dict[str, Any]:
-        built, params = self.stepper.built, self.stepper.params
-        kept = [p.clone() for p in params] if self.state.averaging else []
-        for p, _ in zip(params, kept, strict=False):
-            p.copy_(built.optimizer.state[p]["ax"])
-        self._mode("eval")
+    def _judge_all(self, last: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is watched, and after the last epoch the final splits, with the averages the run asks for."""
+        built, params, task = self.stepper.built, self.stepper.params, self.task
+        count = self.state.epoch + 1 - (self.plan.epochs - self.plan.average_last)
+        self._mode("eval")  # first: a schedule-free method then moves the weights to its better point
+        if count > 0:
+            self.mean = self.mean or [torch.zeros_like(p) for p in params]
+            torch._foreach_lerp_(self.mean, [p.detach() for p in params], 1 / count)
+        averages = [built.optimizer.state[p]["ax"] for p in params] if self.state.averaging else []
+        if last and self.mean:
+            return self._judge(task.watch(), averages), self._judge(task.final(), self.mean)
+        judged = self._judge([*task.watch(), *(task.final() if last else ())], averages)
+        return judged, {k: v for k, v in judged.items() if k.partition(".")[0] in task.final()}
+
+    def _judge(self, splits: Iterable[str], weights: list[torch.Tensor]) -> dict[str, Any]:
+        """With these weights in place of the model's own; none: as it stands."""
+        params = self.stepper.params
+        kept = [p.clone() for p in params] if weights else []
+        for p, w in zip(params, weights, strict=False):
+            p.copy_(w)
         with self.here.autocast():
             judged = {
                 f"{split}.{key}": value
@@ -139,23 +163,25 @@ class Training:
             p.copy_(own)
         return judged
 
-    def _book(self, judged: dict[str, Any], numbers: dict[str, float], steps: int) -> None:
+    def _book(
+        self, judged: dict[str, Any], judged_last: dict[str, Any], numbers: dict[str, float], steps: int
+    ) -> None:
         """What the epoch brought, read from the device; a number that is not finite ends the run."""
         state, task = self.state, self.task
         loss, bad = self.stepper.read()
         values = {key: float(value) for key, value in judged.items()}
-        watched = {k: v for k, v in values.items() if k.partition(".")[0] in task.watch()}
+        final = {key: float(value) for key, value in judged_last.items()}
+        watched = {k: v for k, v in values.items() if k.partition(".")[0] in self.watch}
         before = list(state.curves.get(f"valid.{task.metric}", []))
         for key, value in {"train.loss": loss / steps, **numbers, **watched}.items():
             state.curves.setdefault(key, []).append(value)
         self._look_at_the_switch()
         state.epoch += 1
-        if bad or not all(map(math.isfinite, values.values())):
+        if bad or not all(map(math.isfinite, (values | final).values())):
             state.diverged_at = bad or state.update
-        final = {k: v for k, v in values.items() if k.partition(".")[0] in task.final()}
         if self.done:
             state.metrics = final or watched
-        for split in task.watch():
+        for split in self.watch:
             need(f"{split}.{task.metric}" in values, f"the task gives no {task.metric!r} for {split!r}")
         self._switch(before)
 
