@@ -1,4 +1,4 @@
-"""The paper's numerical section and theory: figures reached, checks that can fail, pictures of the records."""
+"""The paper's numerical section and theory: figures reached, checks that can fail, pictures that show."""
 
 import json
 import math
