@@ -74,8 +74,8 @@ def _judge(n: Numbers) -> tuple[str, str]:
     slowest = max(power(n, row) for row in by[2])
     most, stuck = (max(rows, key=lambda row: row["curve"][-1]) for rows in (by[2], by[1]))
     words = (
-        f"Algorithm 2: at most {most['curve'][-1]:.2g} at T = {n['T']:,}, falling like T^{slowest:.2f} at least; "
-        f"Algorithm 1: still {stuck['curve'][-1]:.2g} with betas {stuck['beta1']:g}, {stuck['beta2']:g}"
+        f"Algorithm 2: at most {most['curve'][-1]:.2g} at T = {n['T']:,}, falling like T^{slowest:.2f} at "
+        f"least; Algorithm 1: still {stuck['curve'][-1]:.2g} with betas {stuck['beta1']:g}, {stuck['beta2']:g}"
     )
     return words, verdict(slowest < -0.35)
 
