@@ -73,10 +73,9 @@ def _judge(n: Numbers) -> tuple[str, str]:
     by = {k: [row for row in n["rows"] if row["optimizer"] == f"Algorithm {k}"] for k in (1, 2)}
     slowest = max(power(n, row) for row in by[2])
     most, stuck = (max(rows, key=lambda row: row["curve"][-1]) for rows in (by[2], by[1]))
-    words = (
-        f"Algorithm 2: at most {most['curve'][-1]:.2g} at T = {n['T']:,}, falling like T^{slowest:.2f} at "
-        f"least; Algorithm 1: still {stuck['curve'][-1]:.2g} with betas {stuck['beta1']:g}, {stuck['beta2']:g}"
-    )
+    words = f"Algorithm 2: at most {most['curve'][-1]:.2g} at T = {n['T']:,}, falling like T^{slowest:.2f} "
+    words += f"at least; Algorithm 1: still {stuck['curve'][-1]:.2g} "
+    words += f"with betas {stuck['beta1']:g}, {stuck['beta2']:g}"
     return words, verdict(slowest < -0.35)
 
 
