@@ -70,6 +70,8 @@ def test_one_that_never_finished_and_one_alone():
     assert said(report)["agd"].startswith(
         "agd: worse than adamw; no seed finished on both sides. 5 of 5 runs diverged, at step 12 (seed 1)"
     )
+    nobody = build([made(name, s, diverged_at=12) for s in range(1, 6) for name in ("agd", "adamw")])
+    assert headline(nobody) == "These runs cannot tell agd from adamw."
     assert headline(build(runs("agd", 0.9))) == "Only agd has run: there is nothing to compare it with."
 
 
@@ -79,6 +81,12 @@ def test_two_settings_of_one_optimizer_are_two_entrants():
     )
     assert [e.name for e in report.entrants] == ["agd (aaaa)", "adamw", "agd (bbbb)"]
     assert any("More than one setting of agd" in n for n in report.notes)
+
+
+def test_terms_that_were_not_equal_are_named():
+    longer = [dataclasses.replace(r, recipe={**r.recipe, "epochs": 99}) for r in runs("agd", 0.9)]
+    report = build([*longer, *runs("adamw", 0.9)])
+    assert "The terms were not equal; epochs: 20, 99." in report.notes
 
 
 def test_which_way_is_better():
@@ -148,7 +156,7 @@ def test_every_folder_below_gets_its_own(tmp_path, capsys):
 
 
 def test_a_half_written_line_is_named_and_the_rest_counts(tmp_path, capsys):
-    path = stored(tmp_path, race()) / "records.jsonl"
+    path = stored(tmp_path, runs("agd", 0.9, seeds=2)) / "records.jsonl"
     with path.open("ab") as f:
         f.write(path.read_bytes()[:50])
     assert main(["report", str(tmp_path)]) == 0
@@ -172,7 +180,7 @@ def test_lines_that_cannot_be_read_end_with_1_and_a_sentence(tmp_path, capsys, l
 
 
 def test_misuse_ends_with_2(tmp_path, capsys):
-    file = stored(tmp_path, race()) / "records.jsonl"
+    file = stored(tmp_path, runs("agd", 0.9, seeds=2)) / "records.jsonl"
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "nothing does not exist" in capsys.readouterr().err
     assert main(["report", str(file)]) == 2
@@ -192,7 +200,7 @@ def test_an_empty_folder_and_one_that_cannot_be_written(tmp_path, capsys):
 def test_a_terminal_gets_a_table_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
-    assert main(["report", str(stored(tmp_path, race()))]) == 0
+    assert main(["report", str(stored(tmp_path, runs("agd", 0.9, seeds=2)))]) == 0
     out = capsys.readouterr().out
-    assert "no difference" in out
+    assert "0.897 ± 0.009" in out
     assert "──" in out

@@ -11,7 +11,7 @@ from typing import Any
 
 from agdopt.race import words
 from agdopt.race.charts import Chart
-from agdopt.race.paint import CARD, INK, LINE, MUTED, colour
+from agdopt.race.paint import CARD, INK, LINE, MUTED, again, colour
 from agdopt.race.standings import Entrant, Report
 
 
@@ -41,7 +41,8 @@ def page(report: Report, charts: Sequence[Chart]) -> str:
 
 
 def _dot(report: Report, e: Entrant) -> str:
-    return f'<span class="dot" style="background: {colour(report, e)}"></span>'
+    ring = " ring" if again(report, e) else ""
+    return f'<span class="dot{ring}" style="color: {colour(report, e)}"></span>'
 
 
 def _hover(place: int) -> str:
@@ -115,7 +116,8 @@ def _call(e: Entrant) -> str:
     own = e.runs[0].recipe.get("optimizer", {})
     arguments = ", ".join(f"{k}={v!r}" for k, v in own.get("arguments", {}).items())
     rest = "".join(f"; {k} = {v}" for k, v in own.items() if k not in ("cls", "arguments") and v)
-    return f"{own.get('cls', '?')}({arguments}){rest}"
+    found = f"; the best of {words.count(len(e.trials), 'trial')}" if e.trials else ""
+    return f"{own.get('cls', '?')}({arguments}){rest}{found}"
 
 
 def _devices(report: Report) -> Counter[str]:

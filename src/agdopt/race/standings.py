@@ -1,5 +1,6 @@
 """What the records of a race amount to. words.py says it, page.py shows it, report.py writes it down."""
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -179,9 +180,10 @@ def _cautions(entrants: Sequence[Entrant], trials: Sequence[Record]) -> list[str
     """What a reader must know before believing the comparison."""
     runs = [r for e in entrants for r in e.runs]
     said = []
-    budgets = sorted({r.epochs for r in runs if r.diverged_at is None})
-    if len(budgets) > 1:
-        said.append(f"The runs are not equally long: {', '.join(map(str, budgets))} epochs.")
+    for key in dict.fromkeys(k for r in runs for k in r.recipe if k != "optimizer"):
+        values = sorted({json.dumps(r.recipe.get(key)) for r in runs})
+        if len(values) > 1:
+            said.append(f"The terms were not equal; {key}: {', '.join(values)}.")
     counts = {e.name: len(e.trials) for e in entrants}
     if trials and len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {n}" for name, n in counts.items())

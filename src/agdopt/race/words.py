@@ -70,12 +70,10 @@ def headline(report: Report) -> str:
     for e in others:
         groups.setdefault(e.comparison.verdict if e.comparison else UNKNOWN, []).append(e.name)
     if set(groups) == {UNKNOWN}:
-        most = max(e.comparison.n for e in others if e.comparison)
+        most = max(c.n + max(c.lost, c.baseline_lost) for e in others if (c := e.comparison))
         if most < ENOUGH:
-            return (
-                f"No verdict yet: {count(most, 'seed')} shared with {report.baseline}, "
-                f"and a verdict takes {ENOUGH}."
-            )
+            shared = f"{count(most, 'seed')} shared with {report.baseline}"
+            return f"No verdict yet: {shared}, and a verdict takes {ENOUGH}."
         return f"These runs cannot tell {listed(groups[UNKNOWN])} from {report.baseline}."
     said = [f"{title} {report.baseline}: {listed(groups[v])}." for v, title in TITLES.items() if v in groups]
     return " ".join(said)
