@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -44,6 +45,8 @@ class Browser:
         )  # fmt: skip
         os.close(theirs)
         os.close(ours)
+        self.patience = threading.Timer(60, self.process.kill)
+        self.patience.start()
         self.input, self.ids, self.session = os.fdopen(self.receive, "rb"), itertools.count(), None
         self.events: list[dict] = []
 
@@ -83,6 +86,7 @@ class Browser:
         return answer["result"].get("value")
 
     def close(self) -> None:
+        self.patience.cancel()
         os.close(self.send)
         self.input.close()
         self.process.kill()

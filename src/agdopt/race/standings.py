@@ -154,7 +154,8 @@ def _groups(runs: Sequence[Record], order: Iterable[str]) -> dict[str, list[Reco
 
 def _baseline(groups: Mapping[str, Sequence[Record]], wanted: str | None) -> str:
     if wanted is not None:
-        for name, own in groups.items():
+        # Of several settings the newest, which had the most trials.
+        for name, own in reversed(groups.items()):
             if wanted in (name, own[0].optimizer):
                 return name
         raise ReportError(f"the baseline {wanted!r} has no run; there are {', '.join(groups)}")
