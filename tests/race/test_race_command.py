@@ -1,5 +1,6 @@
 """agdopt race, as a user meets it."""
 
+import importlib.util
 import json
 import os
 import shutil
@@ -83,10 +84,29 @@ def test_the_template_runs_as_it_is_and_anew_when_it_changes(capsys):
     assert "there is such a file" in capsys.readouterr().err
 
 
+@pytest.fixture
+def torchvision_imports():
+    """transformers imports torchvision where it is installed. The index's wheel is built for CUDA: beside a
+    CPU's torch its operators do not load, and the import fails for want of their names."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    try:
+        importlib.import_module("torchvision")
+    except RuntimeError:
+        names = torch.library.Library("torchvision", "FRAGMENT")
+        for name in ("nms", "qnms"):
+            names.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        KEPT.append(names)
+
+
+KEPT = []  # the names go with the library object
+
+
 @pytest.mark.parametrize("example", ["race_plain_loop", "race_transformers"])
-def test_examples_race(example, capsys):
+def test_examples_race(example, request):
     if example == "race_transformers":
         pytest.importorskip("transformers")
+        request.getfixturevalue("torchvision_imports")
     shutil.copy(ROOT / "examples" / f"{example}.py", ".")
     assert race("--task", f"{example}:make_task", *QUICK, "--optimizers", "agd") == 0
     (record,) = read(Path("runs") / example / "records.jsonl").values()
@@ -150,8 +170,7 @@ def test_every_optimizer_of_the_embedded_plan_trains_on_both_models(tmp_path):
     ],
 )
 def test_bad_input_is_a_sentence_and_2(words, says, capsys, tmp_path):
-    text = "def make_task(batch):\n    return 3\n\ndef raises():\n    raise RuntimeError('no data today')\n\nthree = 3\n"
-    Path("bad.py").write_text(text)
+    Path("bad.py").write_text(BAD)
     sys.modules.pop("bad", None)
     if words == ["newer"]:
         Path("plan.toml").write_text(search_text())
@@ -164,6 +183,16 @@ def test_bad_input_is_a_sentence_and_2(words, says, capsys, tmp_path):
     assert "Traceback" not in err
     assert err.startswith("agdopt: ")
 
+
+BAD = """
+def make_task(batch):
+    return 3
+
+def raises():
+    raise RuntimeError("no data today")
+
+three = 3
+"""
 
 OWN = """
 from agdopt.race.template import MyTask
