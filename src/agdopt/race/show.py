@@ -55,7 +55,8 @@ class Lines:
     """A line for everything; every ten seconds, how far it all is."""
 
     def __init__(self, started: float, stream: TextIO | None = None) -> None:
-        self.started, self.stream, self.said = started, stream, started
+        self.started, self.stream = started, stream
+        self.begun = self.said = time.monotonic()
         self.done: dict[str, int] = {}
         self.total: dict[str, int] = {}
         self.own = 0  # finished by this command: those tell how long one takes
@@ -75,7 +76,7 @@ class Lines:
         now, done, total = time.monotonic(), sum(self.done.values()), sum(self.total.values())
         if now - self.said >= 10 and total > done:
             self.said = now
-            left = (now - self.started) / self.own * (total - done)
+            left = (now - self.begun) / self.own * (total - done)
             self.say(f"{done} of {total} runs, about {left:.0f} s left")
 
 

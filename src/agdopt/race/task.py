@@ -38,6 +38,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
 
 from agdopt.race.checks import PlanError, need, unknown
 
@@ -71,10 +72,10 @@ class Task:
 
     def __post_init__(self) -> None:
         # The whole set lives on the device: a host copy per batch would cost more than small models do.
-        self.splits = {k: tuple(t.to(self.device) for t in v) for k, v in self.load().items()}
+        self.splits = {k: tuple(t.to(self.device) for t in _tensors(v)) for k, v in self.load().items()}
 
-    def load(self) -> Mapping[str, Batch]:
-        """The splits: `train`, and those to judge by. First dimension: examples."""
+    def load(self) -> Mapping[str, Batch | Dataset[Any]]:
+        """The splits: `train`, and those to judge by. First dimension: examples. Or Datasets of tuples."""
         raise NotImplementedError
 
     def model(self) -> nn.Module:
@@ -114,6 +115,13 @@ class Task:
             for key, value in self.score(model, batch).items():
                 totals[key] = totals.get(key, torch.zeros_like(value)) + value * len(batch[0])
         return {key: value / len(tensors[0]) for key, value in totals.items()}
+
+
+def _tensors(data: Batch | Dataset[Any]) -> Batch:
+    if not isinstance(data, Dataset):
+        return data
+    rows: Any = data
+    return tuple(default_collate([rows[i] for i in range(len(rows))]))
 
 
 def split(*tensors: Tensor, valid: float = 0.2, test: float = 0.2) -> dict[str, Batch]:
