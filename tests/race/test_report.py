@@ -109,8 +109,14 @@ def test_what_no_report_can_be_made_of():
         build([], trials())
     with pytest.raises(ReportError, match=r"several plans \(made, other\)"):
         build([made("agd", 1), made("agd", 2, plan="other")])
-    with pytest.raises(ReportError, match="baseline 'adan' has no run; there are sgd, agd"):
-        build(race(), plan={"baseline": "adan"})
+
+
+def test_a_baseline_without_a_run(tmp_path, capsys):
+    report = build(runs("agd", 0.9), plan={"baseline": "adan"})
+    assert report.baseline == "agd"
+    assert "The baseline adan has no run: agd stands in for it." in report.notes
+    assert main(["report", str(stored(tmp_path, runs("agd", 0.9))), "--baseline", "adan"]) == 1
+    assert "the baseline 'adan' has no run; there are agd" in capsys.readouterr().err
 
 
 def test_the_same_records_make_the_same_bytes(tmp_path, capsys):

@@ -121,6 +121,8 @@ def build(
         )
     entrants.sort(key=lambda e: _rank(e, aim.maximize))
     shared = {k: v for k, v in {**runs[-1].recipe, **(plan or {})}.items() if not k.startswith("optimizer")}
+    if asked.get("baseline") not in (None, baseline, groups[baseline][0].optimizer):
+        notes = [*notes, f"The baseline {asked['baseline']} has no run: {baseline} stands in for it."]
     return Report(shared, names[0], aim, baseline, tuple(entrants), (*notes, *_cautions(entrants, tried)))
 
 
@@ -153,14 +155,11 @@ def _groups(runs: Sequence[Record], order: Iterable[str]) -> dict[str, list[Reco
 
 
 def _baseline(groups: Mapping[str, Sequence[Record]], wanted: str | None) -> str:
-    if wanted is not None:
-        # Of several settings the newest, which had the most trials.
-        for name, own in reversed(groups.items()):
-            if wanted in (name, own[0].optimizer):
-                return name
-        raise ReportError(f"the baseline {wanted!r} has no run; there are {', '.join(groups)}")
-    classes = {name: own[0].recipe.get("optimizer", {}).get("cls", "") for name, own in groups.items()}
-    return next((name for name, cls in classes.items() if cls == "torch.optim.AdamW"), next(iter(groups)))
+    """The one wanted, of its settings the newest, which had the most trials; else AdamW, else the first."""
+    own = [name for name, runs in groups.items() if wanted in (name, runs[0].optimizer)]
+    classes = {name: runs[0].recipe.get("optimizer", {}).get("cls") for name, runs in groups.items()}
+    adamw = [name for name, cls in classes.items() if cls == "torch.optim.AdamW"]
+    return (own or adamw or [next(iter(groups))])[-1]
 
 
 def _reached(runs: Sequence[Record], goal: Goal) -> Reached | None:
