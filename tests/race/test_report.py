@@ -10,6 +10,7 @@ from tests.race.made import made, race, runs, trials
 from agdopt.race.cli import main
 from agdopt.race.goal import ReportError
 from agdopt.race.record import append
+from agdopt.race.report import write
 from agdopt.race.standings import build
 from agdopt.race.words import columns, headline, sentence
 
@@ -134,6 +135,14 @@ def test_the_same_records_make_the_same_bytes(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("made: Better than sgd: agd.")
     assert out.rstrip().endswith("report.html")
+
+
+def test_gaps_and_runs_that_ended_at_once_are_drawn_around(tmp_path):
+    hole = made("agd", 2, 0.9)
+    hole.curves["valid.accuracy"][5] = None
+    nothing = [dataclasses.replace(made("sgd", s, diverged_at=3), epochs=0, curves={}) for s in (1, 2)]
+    write(stored(tmp_path, [made("agd", 1, 0.9), hole, *nothing]))
+    assert "2 of 2 runs diverged" in (tmp_path / "report.html").read_text()
 
 
 def test_folders_of_several_machines_merge(tmp_path, capsys):

@@ -19,9 +19,8 @@ def page(report: Report, charts: Sequence[Chart]) -> str:
     template = importlib.resources.files("agdopt.race") / "page.html"
     about = report.plan.get("about") or ""
     newest = max(r.finished for r in report.runs)[:10]
-    facts = [words.count(len(report.runs), "run"), words.count(len(_devices(report)), "kind of machine")]
-    if len(_devices(report)) == 1:
-        facts[1] = next(iter(_devices(report)))
+    devices = sorted({str(r.environment.get("device", "an unnamed device")) for r in report.runs})
+    facts = [words.count(len(report.runs), "run"), words.listed(devices)]
     return string.Template(template.read_text("utf-8")).substitute(
         title=escape(f"{report.name}: agdopt race"),
         name=escape(report.name),
@@ -118,10 +117,6 @@ def _call(e: Entrant) -> str:
     rest = "".join(f"; {k} = {v}" for k, v in own.items() if k not in ("cls", "arguments") and v)
     found = f"; the best of {words.count(len(e.trials), 'trial')}" if e.trials else ""
     return f"{own.get('cls', '?')}({arguments}){rest}{found}"
-
-
-def _devices(report: Report) -> Counter[str]:
-    return Counter(str(r.environment.get("device", "an unnamed device")) for r in report.runs)
 
 
 def _environment(report: Report) -> str:

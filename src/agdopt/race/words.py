@@ -95,7 +95,8 @@ def _compared(report: Report, e: Entrant) -> str:
         why = "no seed finished on both sides" if lost else "they share no seed"
         return f"{e.name}: {c.verdict} {'from' if c.verdict == UNKNOWN else 'than'} {base}; {why}."
     size = f"{abs(c.mean):.{digits}f}"
-    moved = f"its mean {metric} is {size} {'higher' if c.mean > 0 else 'lower'}"
+    way = f"{size} {'higher' if c.mean > 0 else 'lower'}" if float(size) else "the same"
+    moved = f"its mean {metric} is {way}"
     if c.n < ENOUGH:
         return f"{e.name}: cannot tell from {base} by {count(c.n, 'seed')}; {moved}, {_ahead(c)}."
     if c.interval is None:
