@@ -207,8 +207,16 @@ class Own(MyTask):
     [
         ("metric = 'f1'", 1, "the task gives no 'f1' for 'valid'"),
         ("def loss(self, model, batch): raise KeyError('label')", 1, "failed: KeyError: 'label'"),
-        ("def load(self): return {'train': super().load()['train']}", 1, "a search needs a split 'valid'"),
-        ("def score(self, model, batch): return {'accuracy': torch.tensor(float('nan'))}", 0, "diverged"),
+        (
+            "def load(self): return {'train': super().load()['train']}",
+            2,
+            "the search needs a split 'valid', and the task has train",
+        ),
+        (
+            "def score(self, model, batch): return {'accuracy': torch.tensor(float('nan'))}",
+            0,
+            "valid.accuracy is not finite",
+        ),
     ],
 )
 def test_a_task_gone_wrong(body, code, says, capsys, request):
@@ -233,7 +241,7 @@ def test_an_interrupt_keeps_what_was_done_and_the_next_call_goes_on():
         "--jobs",
         "2",
         "--set",
-        "epochs=300",
+        "epochs=60",
     ]
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     race = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
