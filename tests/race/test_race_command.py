@@ -51,7 +51,7 @@ def test_the_table_and_a_second_call(capsys):
     assert race("plan.toml", "--jobs", "1") == 0
     said = capsys.readouterr().out
     head, sgd, adamw = said.splitlines()[-4:-1]
-    assert head.split()[:3] == ["runs", "diverged", "valid.loss"]
+    assert head.split()[:3] == ["runs", "diverged", "test.loss"]
     assert (sgd.split()[0], adamw.split()[0]) == ("sgd", "adamw")
     before = Path("runs/tiny/records.jsonl").read_bytes()
     assert race("plan.toml", "--jobs", "1", "--json") == 0
@@ -276,6 +276,18 @@ def test_when_the_race_is_killed_its_processes_end(tmp_path):
     out, _ = race.communicate(timeout=20)
     assert race.returncode == -9, out
     assert list(Path("runs").glob("tiny/checkpoints/*.ckpt"))
+
+
+def test_a_process_that_dies_is_said_and_its_run_made_again(capsys):
+    task = 'tests.race.tiny:Marked"\nmark = "mark"\nat = 3\nwhat = "kill'
+    Path("plan.toml").write_text(search_text(trials=2, task=task))
+    assert race("plan.toml", "--jobs", "2") == 1
+    err = capsys.readouterr().err
+    assert "a process of --jobs died" in err
+    assert "the same command goes on" in err
+    assert race("plan.toml", "--jobs", "2") == 0
+    assert [r.seed for r in read(Path("runs/tiny/records.jsonl")).values()].count(2) == 2
+    assert Path("runs/tiny/trials.jsonl").read_text().count("\n") == 4
 
 
 def test_on_a_terminal_there_are_bars(monkeypatch, capsys):

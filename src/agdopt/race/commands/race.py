@@ -99,16 +99,19 @@ def finals(result: Result, args: argparse.Namespace) -> list[Record]:
 
 def finish(folder: Path, result: Result, records: list[Record], stream: Any) -> None:
     """What is made of a race's records: here the table of them."""
+    known = list(min(records, key=lambda r: r.diverged_at is not None).metrics)
+    split = known[-1].partition(".")[0]  # the last one that a task names: test
+    metrics = [m for m in known if m.startswith(split + ".")]
     rows = []
     for name in result.raced:
         own = [r for r in records if r.optimizer == name]
         fine = [r for r in own if r.diverged_at is None]
         if own:
-            numbers = [_spread([r.metrics.get(m) for r in fine]) for m in records[0].metrics]
+            numbers = [_spread([r.metrics.get(m) for r in fine]) for m in metrics]
             pace = [r.seconds_per_step for r in own if r.seconds_per_step]
             steps = f"{1e3 * statistics.median(pace):.3f}" if pace else ""
             rows.append([name, f"{len(own)}", f"{len(own) - len(fine)}", *numbers, steps])
-    head = ["", "runs", "diverged", *records[0].metrics, "ms a step"]
+    head = ["", "runs", "diverged", *metrics, "ms a step"]
     table(f"{result.plan.name}: mean ± standard deviation", head, rows, stream)
 
 
