@@ -206,8 +206,16 @@ class Own(MyTask):
     [
         ("metric = 'f1'", 1, "the task gives no 'f1' for 'valid'"),
         ("def loss(self, model, batch): raise KeyError('label')", 1, "failed: KeyError: 'label'"),
-        ("def load(self): return {'train': super().load()['train']}", 1, "a search needs a split 'valid'"),
-        ("def score(self, model, batch): return {'accuracy': torch.tensor(float('nan'))}", 0, "diverged"),
+        (
+            "def load(self): return {'train': super().load()['train']}",
+            2,
+            "the search needs a split 'valid', and the task has train",
+        ),
+        (
+            "def score(self, model, batch): return {'accuracy': torch.tensor(float('nan'))}",
+            0,
+            "valid.accuracy is not finite",
+        ),
     ],
 )
 def test_a_task_gone_wrong(body, code, says, capsys, request):
@@ -232,7 +240,7 @@ def test_an_interrupt_keeps_what_was_done_and_the_next_call_goes_on():
         "--jobs",
         "2",
         "--set",
-        "epochs=300",
+        "epochs=60",
     ]
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
     race = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -267,6 +275,18 @@ def test_when_the_race_is_killed_its_processes_end(tmp_path):
     out, _ = race.communicate(timeout=20)
     assert race.returncode == -9, out
     assert list(Path("runs").glob("tiny/checkpoints/*.ckpt"))
+
+
+def test_a_process_that_dies_is_said_and_its_run_made_again(capsys):
+    task = 'tests.race.tiny:Marked"\nmark = "mark"\nat = 3\nwhat = "kill'
+    Path("plan.toml").write_text(search_text(trials=2, task=task))
+    assert race("plan.toml", "--jobs", "2") == 1
+    err = capsys.readouterr().err
+    assert "a process of --jobs died" in err
+    assert "the same command goes on" in err
+    assert race("plan.toml", "--jobs", "2") == 0
+    assert [r.seed for r in read(Path("runs/tiny/records.jsonl")).values()].count(2) == 2
+    assert Path("runs/tiny/trials.jsonl").read_text().count("\n") == 4
 
 
 def test_on_a_terminal_there_are_bars(monkeypatch, capsys):

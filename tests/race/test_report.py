@@ -67,9 +67,15 @@ def test_only_shared_seeds_are_compared():
 
 
 def test_one_that_never_finished_and_one_alone():
-    report = build([*runs("adamw", 0.9), *(made("agd", s, diverged_at=12) for s in range(1, 6))])
+    report = build(
+        [
+            *runs("adamw", 0.9),
+            *(made("agd", s, diverged_at=12, notes={"diverged_by": "the loss"}) for s in range(1, 6)),
+        ]
+    )
     assert said(report)["agd"].startswith(
-        "agd: worse than adamw; no seed finished on both sides. 5 of 5 runs diverged, at step 12 (seed 1)"
+        "agd: worse than adamw; no seed finished on both sides. "
+        "5 of 5 runs diverged, at step 12 (seed 1, by the loss)"
     )
     nobody = build([made(name, s, diverged_at=12) for s in range(1, 6) for name in ("agd", "adamw")])
     assert headline(nobody) == "These runs cannot tell agd from adamw."

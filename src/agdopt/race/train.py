@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,10 +36,20 @@ class Progress:
     update: int = 0
     averaging: bool = False  # NT-ASGD has gone over to averaging
     diverged_at: int | None = None
+    diverged_by: str = ""  # the first number that was not finite
     seconds: float = 0.0
     resumed: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+def splits_of(task: Task, plan: Plan) -> tuple[Sequence[str], Sequence[str]]:
+    """The splits for the curves and for the end. Of a search's trial only one is so much as looked at."""
+    if not plan.judge:
+        return task.watch(), task.final()
+    have = ", ".join(task.splits)
+    need(plan.judge in task.splits, f"the search needs a split {plan.judge!r}, and the task has {have}")
+    return [plan.judge], [plan.judge]
 
 
 class Training:
@@ -50,12 +60,7 @@ class Training:
     ) -> None:
         self.task, self.plan, self.entry, self.seed = task, plan, entry, seed
         self.state = Progress(**checkpoint["progress"]) if checkpoint else Progress()
-        # A trial of a search is judged on its one split, and no other is so much as looked at.
-        self.watch = (plan.judge,) if plan.judge else tuple(task.watch())
-        self.final = (plan.judge,) if plan.judge else tuple(task.final())
-        need(
-            plan.judge in ("", *task.splits), f"a search needs a split {plan.judge!r}, which the task has not"
-        )
+        self.watch, self.final = splits_of(task, plan)
         self.cls = resolve(entry)
         if is_second_order(self.cls) and plan.clip_grad_norm is not None:
             raise PlanError(
@@ -154,8 +159,9 @@ class Training:
         for key, value in {"train.loss": loss / steps, **numbers, **watched}.items():
             state.curves.setdefault(key, []).append(value)
         state.epoch += 1
-        if bad or not all(map(math.isfinite, values.values())):
-            state.diverged_at = bad or state.update
+        wild = ["the loss"] * (bad > 0) + [k for k, v in values.items() if not math.isfinite(v)]
+        if wild:
+            state.diverged_at, state.diverged_by = bad or state.update, wild[0]
         final = {k: v for k, v in values.items() if k.partition(".")[0] in self.final}
         if self.done:
             state.metrics = final or watched

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from agdopt.race import stats
+from agdopt.race.record import Record
 from agdopt.race.standings import Entrant, Report
 from agdopt.race.stats import BETTER, ENOUGH, SAME, UNKNOWN, WORSE, Comparison
 
@@ -130,9 +131,14 @@ def _ahead(c: Comparison) -> str:
 def _diverged(e: Entrant) -> str:
     if not e.diverged:
         return ""
-    at = listed(f"step {r.diverged_at} (seed {r.seed})" for r in e.diverged)
+    at = listed(f"step {r.diverged_at} (seed {r.seed}{_by(r)})" for r in e.diverged)
     kept = " Means are over the others." if e.finished else ""
     return f"{len(e.diverged)} of {count(len(e.runs), 'run')} diverged, at {at}.{kept}"
+
+
+def _by(run: Record) -> str:
+    what = run.notes.get("diverged_by")
+    return f", by {what}" if what else ""
 
 
 def _thin(report: Report, e: Entrant) -> str:
