@@ -202,7 +202,7 @@ def test_json_lines(trained, tmp_path):
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line["switch/step"] for line in lines] == [4, 7, 16, 19]
     for line in lines:
-        assert line["switch/adaptive"] == line["switch/adaptive/p"]
+        assert line["switch/adaptive"] == line["switch/adaptive_in/p"]
         shares = [v for k, v in line.items() if k.startswith("switch/decade/")]
         assert sum(shares) + line.get("switch/zero", 0) == pytest.approx(1)
         spread = [line[f"switch/bhat/p{q}"] for q in (5, 25, 50, 75, 95)]

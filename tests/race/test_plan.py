@@ -9,8 +9,8 @@ from agdopt.race.checks import PlanError
 from agdopt.race.optimizers import resolve
 from agdopt.race.plan import Schedule, from_table, load
 
-FILES = sorted((Path(__file__).parents[2] / "src/agdopt/plans").rglob("*.toml"))
-PLANS = [path for path in FILES if path.stem != "cells"]  # which is a table of the paper's rows
+FOLDER = Path(__file__).parents[2] / "src/agdopt/plans"
+PLANS = sorted(p for p in FOLDER.rglob("*.toml") if p.stem != "cells")  # a table of the paper's rows
 
 
 def plan(text=None, **changes):
@@ -154,7 +154,7 @@ def test_schedules():
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
 def test_the_packages_plans_name_classes_that_take_their_arguments(path):
-    plan = load(path)
+    plan = load(path.relative_to(FOLDER).with_suffix("").as_posix())
     for entry in plan.optimizers.values():
         if entry.cls.startswith("pytorch_optimizer."):
             pytest.importorskip("pytorch_optimizer")

@@ -13,7 +13,8 @@ from torch import nn
 from agdopt import AGD
 from agdopt.core import Hyper, bhat, scalars
 from agdopt.race.cli import main
-from agdopt.race.probe import adabelief_steps, adam_steps, probe
+from agdopt.race.probe import probe
+from agdopt.race.probe_result import adabelief_steps, adam_steps
 
 
 @pytest.mark.parametrize("beta1", [0.0, 0.5, 0.9, 0.99])
@@ -188,6 +189,10 @@ BAD = {
     "nan": (
         lambda: probe(one_weight(3), noise, noises(3, torch.ones(3) * torch.nan)),
         "loss of batch 1 is nan",
+    ),
+    "the same batch": (
+        lambda: probe(one_weight(3), noise, [torch.ones(3) / 3] * 50),
+        "every batch has the same gradient",
     ),
     "frozen": (
         lambda: probe(one_weight(3).requires_grad_(False), noise, noises(3, torch.ones(3))),

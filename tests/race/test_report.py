@@ -10,6 +10,7 @@ from tests.race.made import made, race, runs, trials
 from agdopt.race.cli import main
 from agdopt.race.goal import ReportError
 from agdopt.race.record import append
+from agdopt.race.report import write
 from agdopt.race.standings import build
 from agdopt.race.words import columns, headline, sentence
 
@@ -66,10 +67,18 @@ def test_only_shared_seeds_are_compared():
 
 
 def test_one_that_never_finished_and_one_alone():
-    report = build([*runs("adamw", 0.9), *(made("agd", s, diverged_at=12) for s in range(1, 6))])
-    assert said(report)["agd"].startswith(
-        "agd: worse than adamw; no seed finished on both sides. 5 of 5 runs diverged, at step 12 (seed 1)"
+    report = build(
+        [
+            *runs("adamw", 0.9),
+            *(made("agd", s, diverged_at=12, notes={"diverged_by": "the loss"}) for s in range(1, 6)),
+        ]
     )
+    assert said(report)["agd"].startswith(
+        "agd: worse than adamw; no seed finished on both sides. "
+        "5 of 5 runs diverged, at step 12 (seed 1, by the loss)"
+    )
+    nobody = build([made(name, s, diverged_at=12) for s in range(1, 6) for name in ("agd", "adamw")])
+    assert headline(nobody) == "These runs cannot tell agd from adamw."
     assert headline(build(runs("agd", 0.9))) == "Only agd has run: there is nothing to compare it with."
 
 
@@ -79,6 +88,12 @@ def test_two_settings_of_one_optimizer_are_two_entrants():
     )
     assert [e.name for e in report.entrants] == ["agd (aaaa)", "adamw", "agd (bbbb)"]
     assert any("More than one setting of agd" in n for n in report.notes)
+
+
+def test_terms_that_were_not_equal_are_named():
+    longer = [dataclasses.replace(r, recipe={**r.recipe, "epochs": 99}) for r in runs("agd", 0.9)]
+    report = build([*longer, *runs("adamw", 0.9)])
+    assert "The terms were not equal; epochs: 20, 99." in report.notes
 
 
 def test_which_way_is_better():
@@ -101,8 +116,14 @@ def test_what_no_report_can_be_made_of():
         build([], trials())
     with pytest.raises(ReportError, match=r"several plans \(made, other\)"):
         build([made("agd", 1), made("agd", 2, plan="other")])
-    with pytest.raises(ReportError, match="baseline 'adan' has no run; there are sgd, agd"):
-        build(race(), plan={"baseline": "adan"})
+
+
+def test_a_baseline_without_a_run(tmp_path, capsys):
+    report = build(runs("agd", 0.9), plan={"baseline": "adan"})
+    assert report.baseline == "agd"
+    assert "The baseline adan has no run: agd stands in for it." in report.notes
+    assert main(["report", str(stored(tmp_path, runs("agd", 0.9))), "--baseline", "adan"]) == 1
+    assert "the baseline 'adan' has no run; there are agd" in capsys.readouterr().err
 
 
 def test_the_same_records_make_the_same_bytes(tmp_path, capsys):
@@ -120,6 +141,14 @@ def test_the_same_records_make_the_same_bytes(tmp_path, capsys):
     out = capsys.readouterr().out
     assert out.startswith("made: Better than sgd: agd.")
     assert out.rstrip().endswith("report.html")
+
+
+def test_gaps_and_runs_that_ended_at_once_are_drawn_around(tmp_path):
+    hole = made("agd", 2, 0.9)
+    hole.curves["valid.accuracy"][5] = None
+    nothing = [dataclasses.replace(made("sgd", s, diverged_at=3), epochs=0, curves={}) for s in (1, 2)]
+    write(stored(tmp_path, [made("agd", 1, 0.9), hole, *nothing]))
+    assert "2 of 2 runs diverged" in (tmp_path / "report.html").read_text()
 
 
 def test_folders_of_several_machines_merge(tmp_path, capsys):
@@ -148,7 +177,7 @@ def test_every_folder_below_gets_its_own(tmp_path, capsys):
 
 
 def test_a_half_written_line_is_named_and_the_rest_counts(tmp_path, capsys):
-    path = stored(tmp_path, race()) / "records.jsonl"
+    path = stored(tmp_path, runs("agd", 0.9, seeds=2)) / "records.jsonl"
     with path.open("ab") as f:
         f.write(path.read_bytes()[:50])
     assert main(["report", str(tmp_path)]) == 0
@@ -172,7 +201,7 @@ def test_lines_that_cannot_be_read_end_with_1_and_a_sentence(tmp_path, capsys, l
 
 
 def test_misuse_ends_with_2(tmp_path, capsys):
-    file = stored(tmp_path, race()) / "records.jsonl"
+    file = stored(tmp_path, runs("agd", 0.9, seeds=2)) / "records.jsonl"
     assert main(["report", str(tmp_path / "nothing")]) == 2
     assert "nothing does not exist" in capsys.readouterr().err
     assert main(["report", str(file)]) == 2
@@ -192,7 +221,7 @@ def test_an_empty_folder_and_one_that_cannot_be_written(tmp_path, capsys):
 def test_a_terminal_gets_a_table_of_its_own(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
-    assert main(["report", str(stored(tmp_path, race()))]) == 0
+    assert main(["report", str(stored(tmp_path, runs("agd", 0.9, seeds=2)))]) == 0
     out = capsys.readouterr().out
-    assert "no difference" in out
+    assert "0.897 ± 0.009" in out
     assert "──" in out

@@ -85,8 +85,8 @@ def _epochs(_: Entrant, length: int) -> Array:
 def _seconds(e: Entrant, length: int) -> Array:
     """Of training, at the pace of the median run."""
     paces = values(e, "ms_per_step")
-    steps = e.runs[0].steps / e.runs[0].epochs
     known = paces is not None and paces.shape[1] >= length
+    steps = e.finished[0].steps / e.finished[0].epochs if known else 0.0
     return np.cumsum(np.median(paces[:, :length], 0)) * steps / 1e3 if known else np.full(length, np.nan)  # type: ignore[index]
 
 
@@ -120,7 +120,9 @@ def _curve(
 
 def _window(axes: Axes, every: list[Array], maximize: bool) -> str:
     """Leaves out the worst few values: the first epochs would flatten all that matters."""
-    seen = np.concatenate([v.ravel() for v in every])
+    seen = np.concatenate([v[np.isfinite(v)] for v in every])
+    if not len(seen):
+        return ""
     if not maximize and seen.min() > 0 and seen.max() > 10 * seen.min():
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda v, _: f"{v:g}")

@@ -12,7 +12,7 @@ from agdopt.race.numerical.page import BLOCKS
 from agdopt.race.numerical.pictures import draw, stale
 from agdopt.race.paper import figures, page
 from agdopt.race.paper.listing import Line, listing
-from agdopt.race.probe import adabelief_steps, adam_steps
+from agdopt.race.probe_result import adabelief_steps, adam_steps
 from agdopt.race.speed import fingerprint
 
 RECORDS, FIGURES = Path("results/numerical/records.jsonl"), Path("docs/figures")

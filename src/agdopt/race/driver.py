@@ -214,7 +214,7 @@ class Driver:
         checkpoint.remove(self.folder, run.name)
         self.finished(record)
         if record.diverged_at is not None:
-            result = f"diverged at step {record.diverged_at}"
+            result = f"diverged at step {record.diverged_at}: {record.notes['diverged_by']} is not finite"
         else:
             result = "  ".join(f"{k} {v:.5g}" for k, v in record.metrics.items() if v is not None)
         pace = f"{1e3 * (record.seconds_per_step or 0):.3f} ms a step"

@@ -27,7 +27,7 @@ class Goal:
 
 def goal(runs: Sequence[Record], asked: Mapping[str, Any]) -> Goal:
     """The metric asked for, else the first that is no loss; on the test split, where there is one."""
-    known = dict.fromkeys(m for r in sorted(runs, key=_diverged) for m in r.metrics)
+    known = dict.fromkeys(m for r in sorted(runs, key=_diverged) for m in (*r.metrics, *_judged(r)))
     if not known:
         raise ReportError("no run holds a metric: nothing to compare")
     metric = _metric(list(known), asked.get("metric"))
@@ -51,6 +51,11 @@ def outcome(record: Record, metric: str) -> float | None:
         has = ", ".join(k for k, v in record.metrics.items() if v is not None) or "none"
         raise ReportError(f"{record.optimizer}, seed {record.seed} has no finite {metric}; it has {has}")
     return value
+
+
+def _judged(record: Record) -> list[str]:
+    """Metrics that only curves hold, where not one run got to its end."""
+    return [c for c in record.curves if c.startswith(("test.", "valid."))]
 
 
 def _diverged(record: Record) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 from agdopt.race import words
 from agdopt.race.charts import Chart
-from agdopt.race.paint import CARD, INK, LINE, MUTED, colour
+from agdopt.race.paint import CARD, INK, LINE, MUTED, again, colour
 from agdopt.race.standings import Entrant, Report
 
 
@@ -19,9 +19,8 @@ def page(report: Report, charts: Sequence[Chart]) -> str:
     template = importlib.resources.files("agdopt.race") / "page.html"
     about = report.plan.get("about") or ""
     newest = max(r.finished for r in report.runs)[:10]
-    facts = [words.count(len(report.runs), "run"), words.count(len(_devices(report)), "kind of machine")]
-    if len(_devices(report)) == 1:
-        facts[1] = next(iter(_devices(report)))
+    devices = sorted({str(r.environment.get("device", "an unnamed device")) for r in report.runs})
+    facts = [words.count(len(report.runs), "run"), words.listed(devices)]
     return string.Template(template.read_text("utf-8")).substitute(
         title=escape(f"{report.name}: agdopt race"),
         name=escape(report.name),
@@ -41,7 +40,8 @@ def page(report: Report, charts: Sequence[Chart]) -> str:
 
 
 def _dot(report: Report, e: Entrant) -> str:
-    return f'<span class="dot" style="background: {colour(report, e)}"></span>'
+    ring = " ring" if again(report, e) else ""
+    return f'<span class="dot{ring}" style="color: {colour(report, e)}"></span>'
 
 
 def _hover(place: int) -> str:
@@ -115,11 +115,8 @@ def _call(e: Entrant) -> str:
     own = e.runs[0].recipe.get("optimizer", {})
     arguments = ", ".join(f"{k}={v!r}" for k, v in own.get("arguments", {}).items())
     rest = "".join(f"; {k} = {v}" for k, v in own.items() if k not in ("cls", "arguments") and v)
-    return f"{own.get('cls', '?')}({arguments}){rest}"
-
-
-def _devices(report: Report) -> Counter[str]:
-    return Counter(str(r.environment.get("device", "an unnamed device")) for r in report.runs)
+    found = f"; the best of {words.count(len(e.trials), 'trial')}" if e.trials else ""
+    return f"{own.get('cls', '?')}({arguments}){rest}{found}"
 
 
 def _environment(report: Report) -> str:

@@ -74,6 +74,11 @@ def _turn(report: Report, e: Entrant) -> int:
     return e.place - (e.place > next(x.place for x in report.entrants if x.name == report.baseline))
 
 
+def again(report: Report, e: Entrant) -> int:
+    """How many with its colour come before it."""
+    return 0 if e.name == report.baseline else _turn(report, e) // len(COLOURS)
+
+
 def in_plan(report: Report) -> list[Entrant]:
     return sorted(report.entrants, key=lambda e: e.place)
 
@@ -109,7 +114,7 @@ def lines(axes: Axes, report: Report, curve: str, x_of: Callable[[Entrant, int],
     """Mean and range over seeds; a diverged run as a thin line up to its cross. False: nothing to draw."""
     drawn = False
     for e in in_plan(report):
-        paint, dashes = colour(report, e), DASHES[_turn(report, e) // len(COLOURS) % len(DASHES)]
+        paint, dashes = colour(report, e), DASHES[again(report, e) % len(DASHES)]
         whole = values(e, curve)
         if whole is not None:
             x = x_of(e, whole.shape[1])

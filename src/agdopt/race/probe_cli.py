@@ -38,7 +38,8 @@ def run(args: argparse.Namespace, _: object = None) -> int:
 
     from agdopt.race.checks import PlanError, need
     from agdopt.race.plan import _override as override
-    from agdopt.race.probe import SHARES, probe
+    from agdopt.race.probe import probe
+    from agdopt.race.probe_result import SHARES
     from agdopt.race.recorder import commit, versions
     from agdopt.race.task import make_task
 

@@ -96,6 +96,7 @@ class Recorder:
             notes={
                 "resumed": state.resumed,
                 "averaging": state.averaging,
+                "diverged_by": state.diverged_by,
                 # What a report needs to know of plan and task beyond the recipe.
                 "metric": training.task.metric,
                 "maximize": training.task.maximize,

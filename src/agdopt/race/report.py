@@ -28,6 +28,8 @@ class Found:
 
 def load(paths: Sequence[Path]) -> Found:
     files = [f for path in paths for f in _files(path)]
+    if not files:
+        raise ReportError(f"no {RECORDS} in {', '.join(map(str, paths))}: `agdopt race --out DIR` writes one")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         every = read(*files).values()
@@ -43,10 +45,7 @@ def load(paths: Sequence[Path]) -> Found:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    files = sorted(f for name in (RECORDS, TRIALS) for f in path.rglob(name))
-    if not files:
-        raise ReportError(f"no {RECORDS} in {path}: `agdopt race --out {path}` writes one")
-    return files
+    return sorted(f for name in (RECORDS, TRIALS) for f in path.rglob(name))
 
 
 def _plan(path: Path) -> Mapping[str, Any]:
@@ -61,11 +60,10 @@ def _plan(path: Path) -> Mapping[str, Any]:
 
 def write(folder: Path, sources: Sequence[Path] = (), **asked: Any) -> Report:
     """Page and charts in `folder`, of its records or of `sources`; what is asked goes before the plan."""
-    try:
-        from agdopt.race.charts import draw
-        from agdopt.race.page import page
-    except ModuleNotFoundError as e:
-        raise ReportError(f'{e}: a report needs pip install "agdopt[race]"') from e
+    # Here, because drawing needs more than saying does.
+    from agdopt.race.charts import draw
+    from agdopt.race.page import page
+
     found = load(sources or [folder])
     wanted = {k: v for k, v in asked.items() if v is not None}
     report = build(found.records, found.trials, {**found.plan, **wanted}, found.notes)

@@ -1,5 +1,6 @@
 """What the records of a race amount to. words.py says it, page.py shows it, report.py writes it down."""
 
+import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,8 @@ def build(
         )
     entrants.sort(key=lambda e: _rank(e, aim.maximize))
     shared = {k: v for k, v in {**runs[-1].recipe, **(plan or {})}.items() if not k.startswith("optimizer")}
+    if asked.get("baseline") not in (None, baseline, groups[baseline][0].optimizer):
+        notes = [*notes, f"The baseline {asked['baseline']} has no run: {baseline} stands in for it."]
     return Report(shared, names[0], aim, baseline, tuple(entrants), (*notes, *_cautions(entrants, tried)))
 
 
@@ -152,13 +155,11 @@ def _groups(runs: Sequence[Record], order: Iterable[str]) -> dict[str, list[Reco
 
 
 def _baseline(groups: Mapping[str, Sequence[Record]], wanted: str | None) -> str:
-    if wanted is not None:
-        for name, own in groups.items():
-            if wanted in (name, own[0].optimizer):
-                return name
-        raise ReportError(f"the baseline {wanted!r} has no run; there are {', '.join(groups)}")
-    classes = {name: own[0].recipe.get("optimizer", {}).get("cls", "") for name, own in groups.items()}
-    return next((name for name, cls in classes.items() if cls == "torch.optim.AdamW"), next(iter(groups)))
+    """The one wanted, of its settings the newest, which had the most trials; else AdamW, else the first."""
+    own = [name for name, runs in groups.items() if wanted in (name, runs[0].optimizer)]
+    classes = {name: runs[0].recipe.get("optimizer", {}).get("cls") for name, runs in groups.items()}
+    adamw = [name for name, cls in classes.items() if cls == "torch.optim.AdamW"]
+    return (own or adamw or [next(iter(groups))])[-1]
 
 
 def _reached(runs: Sequence[Record], goal: Goal) -> Reached | None:
@@ -179,9 +180,10 @@ def _cautions(entrants: Sequence[Entrant], trials: Sequence[Record]) -> list[str
     """What a reader must know before believing the comparison."""
     runs = [r for e in entrants for r in e.runs]
     said = []
-    budgets = sorted({r.epochs for r in runs if r.diverged_at is None})
-    if len(budgets) > 1:
-        said.append(f"The runs are not equally long: {', '.join(map(str, budgets))} epochs.")
+    for key in dict.fromkeys(k for r in runs for k in r.recipe if k != "optimizer"):
+        values = sorted({json.dumps(r.recipe.get(key)) for r in runs})
+        if len(values) > 1:
+            said.append(f"The terms were not equal; {key}: {', '.join(values)}.")
     counts = {e.name: len(e.trials) for e in entrants}
     if trials and len(set(counts.values())) > 1:
         listed = ", ".join(f"{name} {n}" for name, n in counts.items())

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,10 +37,20 @@ class Progress:
     update: int = 0
     averaging: bool = False  # NT-ASGD has gone over to averaging
     diverged_at: int | None = None
+    diverged_by: str = ""  # the first number that was not finite
     seconds: float = 0.0
     resumed: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+def splits_of(task: Task, plan: Plan) -> tuple[Sequence[str], Sequence[str]]:
+    """The splits for the curves and for the end. Of a search's trial only one is so much as looked at."""
+    if not plan.judge:
+        return task.watch(), task.final()
+    have = ", ".join(task.splits)
+    need(plan.judge in task.splits, f"the search needs a split {plan.judge!r}, and the task has {have}")
+    return [plan.judge], [plan.judge]
 
 
 class Training:
@@ -51,12 +61,7 @@ class Training:
     ) -> None:
         self.task, self.plan, self.entry, self.seed = task, plan, entry, seed
         self.state = Progress(**checkpoint["progress"]) if checkpoint else Progress()
-        # A trial of a search is judged on its one split, and no other is so much as looked at.
-        self.watch = (plan.judge,) if plan.judge else tuple(task.watch())
-        self.final = (plan.judge,) if plan.judge else tuple(task.final())
-        need(
-            plan.judge in ("", *task.splits), f"a search needs a split {plan.judge!r}, which the task has not"
-        )
+        self.watch, self.final = splits_of(task, plan)
         self.cls = resolve(entry)
         if is_second_order(self.cls) and plan.clip_grad_norm is not None:
             raise PlanError(
@@ -135,7 +140,7 @@ class Training:
     @torch.no_grad()
     def _judge_all(self, last: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is watched, and after the last epoch the final splits, with the averages the run asks for."""
-        built, params, task = self.stepper.built, self.stepper.params, self.task
+        built, params = self.stepper.built, self.stepper.params
         count = self.state.epoch + 1 - (self.plan.epochs - self.plan.average_last)
         self._mode("eval")  # first: a schedule-free method then moves the weights to its better point
         if count > 0:
@@ -143,9 +148,9 @@ class Training:
             torch._foreach_lerp_(self.mean, [p.detach() for p in params], 1 / count)
         averages = [built.optimizer.state[p]["ax"] for p in params] if self.state.averaging else []
         if last and self.mean:
-            return self._judge(task.watch(), averages), self._judge(task.final(), self.mean)
-        judged = self._judge([*task.watch(), *(task.final() if last else ())], averages)
-        return judged, {k: v for k, v in judged.items() if k.partition(".")[0] in task.final()}
+            return self._judge(self.watch, averages), self._judge(self.final, self.mean)
+        judged = self._judge([*self.watch, *(self.final if last else ())], averages)
+        return judged, {k: v for k, v in judged.items() if k.partition(".")[0] in self.final}
 
     def _judge(self, splits: Iterable[str], weights: list[torch.Tensor]) -> dict[str, Any]:
         """With these weights in place of the model's own; none: as it stands."""
@@ -177,8 +182,9 @@ class Training:
             state.curves.setdefault(key, []).append(value)
         self._look_at_the_switch()
         state.epoch += 1
-        if bad or not all(map(math.isfinite, (values | final).values())):
-            state.diverged_at = bad or state.update
+        wild = ["the loss"] * (bad > 0) + [k for k, v in (values | final).items() if not math.isfinite(v)]
+        if wild:
+            state.diverged_at, state.diverged_by = bad or state.update, wild[0]
         if self.done:
             state.metrics = final or watched
         for split in self.watch:

@@ -15,6 +15,7 @@ from agdopt.race.pool import Outcome, Pool
 from agdopt.race.recorder import Recorder
 from agdopt.race.show import Show
 from agdopt.race.task import Task, make_task
+from agdopt.race.train import splits_of
 
 
 class Trainer:
@@ -36,6 +37,7 @@ class Trainer:
         options = dataclasses.replace(self.options, file=file, stop=self.stop.is_set)
         if self.task is None:  # made here even for other processes: a mistaken task is said once
             self.task = make_task(plan.task, plan.batch, self.device, options.data)
+        splits_of(self.task, plan)
         if self.pool:
             return self.pool.run(plan, runs, options, self.show)
         recorder = Recorder(plan, self.device)

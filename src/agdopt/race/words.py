@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from agdopt.race import stats
+from agdopt.race.record import Record
 from agdopt.race.standings import Entrant, Report
 from agdopt.race.stats import BETTER, ENOUGH, SAME, UNKNOWN, WORSE, Comparison
 
@@ -70,12 +71,10 @@ def headline(report: Report) -> str:
     for e in others:
         groups.setdefault(e.comparison.verdict if e.comparison else UNKNOWN, []).append(e.name)
     if set(groups) == {UNKNOWN}:
-        most = max(e.comparison.n for e in others if e.comparison)
+        most = max(c.n + max(c.lost, c.baseline_lost) for e in others if (c := e.comparison))
         if most < ENOUGH:
-            return (
-                f"No verdict yet: {count(most, 'seed')} shared with {report.baseline}, "
-                f"and a verdict takes {ENOUGH}."
-            )
+            shared = f"{count(most, 'seed')} shared with {report.baseline}"
+            return f"No verdict yet: {shared}, and a verdict takes {ENOUGH}."
         return f"These runs cannot tell {listed(groups[UNKNOWN])} from {report.baseline}."
     said = [f"{title} {report.baseline}: {listed(groups[v])}." for v, title in TITLES.items() if v in groups]
     return " ".join(said)
@@ -97,7 +96,8 @@ def _compared(report: Report, e: Entrant) -> str:
         why = "no seed finished on both sides" if lost else "they share no seed"
         return f"{e.name}: {c.verdict} {'from' if c.verdict == UNKNOWN else 'than'} {base}; {why}."
     size = f"{abs(c.mean):.{digits}f}"
-    moved = f"its mean {metric} is {size} {'higher' if c.mean > 0 else 'lower'}"
+    way = f"{size} {'higher' if c.mean > 0 else 'lower'}" if float(size) else "the same"
+    moved = f"its mean {metric} is {way}"
     if c.n < ENOUGH:
         return f"{e.name}: cannot tell from {base} by {count(c.n, 'seed')}; {moved}, {_ahead(c)}."
     if c.interval is None:
@@ -131,9 +131,14 @@ def _ahead(c: Comparison) -> str:
 def _diverged(e: Entrant) -> str:
     if not e.diverged:
         return ""
-    at = listed(f"step {r.diverged_at} (seed {r.seed})" for r in e.diverged)
+    at = listed(f"step {r.diverged_at} (seed {r.seed}{_by(r)})" for r in e.diverged)
     kept = " Means are over the others." if e.finished else ""
     return f"{len(e.diverged)} of {count(len(e.runs), 'run')} diverged, at {at}.{kept}"
+
+
+def _by(run: Record) -> str:
+    what = run.notes.get("diverged_by")
+    return f", by {what}" if what else ""
 
 
 def _thin(report: Report, e: Entrant) -> str:

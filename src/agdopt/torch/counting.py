@@ -6,6 +6,7 @@ own shard, both parts of a complex number.
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -116,21 +117,18 @@ def _count(averages: Iterable[Tensor], t: float | Tensor, hyper: Hyper, table: T
     """Into a line of the table for each tensor. t: one step for all, or one for each, on their device."""
     device, one = table.device, table.new_ones(())
     for rows, parts in _pieces(averages, _ON_CPU if device.type == "cpu" else _ON_GPU):
-        # Of every element; of all of them where there is but one.
-        owner = _sent(rows, device)
-        if len(rows) > 1:
-            lengths = [len(part) for part in parts]
-            owner = owner.repeat_interleave(_sent(lengths, device), output_size=sum(lengths))
-        b = torch.cat(parts) if len(parts) > 1 else parts[0]
+        b, each = parts[0], partial(_sent, device=device)
+        if len(parts) > 1:
+            b, each = torch.cat(parts), partial(_sent, device=device, lengths=[len(part) for part in parts])
         root = (b if b.dtype == torch.float64 else b.float()).sqrt()
         if isinstance(t, Tensor):
-            adaptive = is_adaptive(root, t[owner], hyper, _as_it_is, torch)
+            adaptive = is_adaptive(root, t[each(rows)], hyper, _as_it_is, torch)
         else:
             adaptive = is_adaptive(root, t, hyper, _as_it_is)
         codes = (root.float().view(torch.int32) >> _SHIFT).bitwise_and_(0x7FF)  # a NaN may have a sign
         index = codes.sub_(_BEFORE).clamp_(0, BINS - 1).mul_(2).add_(adaptive)
-        if len(rows) > 1:
-            index = index + (owner - rows[0]) * _WIDTH
+        if len(parts) > 1:
+            index = index + each([(row - rows[0]) * _WIDTH for row in rows])
         own = table[rows[0] : rows[-1] + 1].view(-1)
         if device.type == "cpu":
             own += torch.bincount(index, minlength=len(own))
@@ -138,9 +136,12 @@ def _count(averages: Iterable[Tensor], t: float | Tensor, hyper: Hyper, table: T
             own.index_add_(0, index, one.expand(len(index)))
 
 
-def _sent(numbers: list[int], device: torch.device) -> Tensor:
-    """On the device, which torch.tensor(device=...) would wait for."""
-    return torch.tensor(numbers).to(device, non_blocking=True)
+def _sent(numbers: list[int], device: torch.device, lengths: list[int] | None = None) -> Tensor:
+    """On the device, each as often as `lengths` says. Nothing waits, as torch.tensor(device=...) would."""
+    there = torch.tensor(numbers).to(device, non_blocking=True)
+    if lengths is None:
+        return there
+    return there.repeat_interleave(_sent(lengths, device), output_size=sum(lengths))
 
 
 def _as_it_is(root: Tensor) -> Tensor:

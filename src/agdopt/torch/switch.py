@@ -60,7 +60,7 @@ class SwitchReport:
         found |= {f"{prefix}/decade/{k}": share for k, share in all_.decades.items()}
         found |= {f"{prefix}/{key}": share for key in ("zero", "broken") if (share := getattr(all_, key))}
         if per_parameter:
-            found |= {f"{prefix}/adaptive/{row.name}": row.adaptive for row in self.rows}
+            found |= {f"{prefix}/adaptive_in/{row.name}": row.adaptive for row in self.rows}
         return found
 
     def __str__(self) -> str:

@@ -38,6 +38,9 @@ def run(args: argparse.Namespace) -> int:
     try:
         for folder, sources in _wanted(args.source, args.out):
             reports.append(write(folder, sources, **asked))
+            names = [e.runs[0].optimizer for e in reports[-1].entrants]
+            if args.baseline not in (None, *names):
+                raise ReportError(f"the baseline {args.baseline!r} has no run; there are {', '.join(names)}")
             if not args.json:
                 show(reports[-1], folder / "report.html")
     except (ReportError, RecordError) as e:

@@ -33,24 +33,29 @@ def animate(records: dict[str, dict[str, Any]], path: Path, comment: str) -> Non
     moving = []
     for ax, (name, optimizers) in zip(panels, races.items(), strict=True):
         contours(ax, name)
-        for optimizer, found in optimizers.items():
-            style: Any = {"color": COLOURS[optimizer], "zorder": 4 if optimizer == "AGD" else 3}
+        for optimizer, found in reversed(optimizers.items()):  # AGD on top
+            style: Any = {"color": COLOURS[optimizer], "animated": True}
             (line,) = ax.plot([], [], linewidth=1, **style)
             (head,) = ax.plot([], [], "o", markersize=4, label=optimizer, **style)
-            moving.append((line, head, found["points"]))
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    title = figure.suptitle("step 0", fontsize=9)
+            moving.append((ax, line, head, found["points"]))
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles[::-1], labels[::-1], loc="outside lower center", ncols=4)
+    title = figure.suptitle("step 0", fontsize=9, animated=True)
     canvas: Any = FigureCanvasAgg(figure)
+    canvas.draw()
+    still = canvas.copy_from_bbox(figure.bbox)
     frames = []
     for step in [int(last * (i / (FRAMES - 1)) ** 2) for i in range(FRAMES)]:
+        canvas.restore_region(still)
         title.set_text(f"step {step}")
-        for line, head, points in moving:
+        figure.draw_artist(title)
+        for ax, line, head, points in moving:
             x, y = position(points, step)
             passed = [[px, py] for t, px, py in points if t <= step] + [[x, y]]
             line.set_data(*np.array(passed).T)
             head.set_data([x], [y])
-        canvas.draw()
-        figure.set_layout_engine("none")  # as it is in the first frame
+            ax.draw_artist(line)
+            ax.draw_artist(head)
         frame = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
         frames.append(frame.quantize(palette=palette(), dither=Image.Dither.NONE))
     frames[0].save(

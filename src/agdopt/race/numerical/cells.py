@@ -6,13 +6,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from agdopt.race.numerical import bounds, f1, lemmas, races, reddi, regret, slips, variance
+from agdopt.race.numerical import bounds, f1, gradient, lemmas, races, reddi, regret, slips, variance
 from agdopt.race.numerical.cell import Cell
 from agdopt.race.recorder import commit, versions
 
 CELLS: dict[str, Cell] = {
     name: cell
-    for module in (f1, races, variance, lemmas, regret, reddi, bounds, slips)
+    for module in (f1, races, variance, lemmas, gradient, regret, reddi, bounds, slips)
     for name, cell in module.CELLS.items()
 }
 

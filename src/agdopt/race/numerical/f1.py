@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ BEALE = FUNCTIONS["beale"]
 F1_STEPS, MOST_STEPS = 9000, 60_000
 
 
+@cache
 def _pair() -> tuple[Path, Path]:
-    """AGD and Adam on Beale at lr 1e-3, past the steps of F1, until AGD is within 0.1."""
+    """AGD and Adam on Beale at lr 1e-3, past the steps of F1, until AGD has arrived."""
     agd = walk("AGD", BEALE, 1e-3, MOST_STEPS)
     return agd, walk("Adam", BEALE, 1e-3, agd.steps)
 

@@ -6,6 +6,7 @@ from typing import Any
 from agdopt.race.numerical.cell import three
 from agdopt.race.numerical.cells import listing
 from agdopt.race.numerical.functions import FUNCTIONS
+from agdopt.race.numerical.gradient import power
 from agdopt.race.numerical.reddi import cures, grouped
 
 Records = dict[str, dict[str, Any]]
@@ -138,6 +139,17 @@ def regret(records: Records) -> str:
     return claims("THEORY.regret")(records) + "\n\n" + table(head, rows) + "\n\n" + words
 
 
+def gradient(records: Records) -> str:
+    n = records["THEORY.gradient"]
+    rows: dict[str, list[str]] = {}
+    for row in n["rows"]:
+        beta1 = f"{row['beta1']:g}" + ("/sqrt t" if row["schedule"] == "sqrt" else "")
+        cells = rows.setdefault(f"{beta1}, {row['beta2']:g}; alpha {row['alpha']:g}", [])
+        cells.append(f"{row['curve'][-1]:.2g}; {power(n, row):.2f}")
+    head = ["beta1, beta2", "Algorithm 1: at T, power of T", "Algorithm 2"]
+    return claims("THEORY.gradient")(records) + "\n\n" + table(head, [(k, *v) for k, v in rows.items()])
+
+
 def reddi(records: Records) -> str:
     first = grouped(records["THEORY.reddi1"], "AGD, Algorithm 1")
     second = grouped(records["THEORY.reddi2"], "AGD, Algorithm 2")
@@ -198,6 +210,7 @@ BLOCKS: dict[str, dict[str, Callable[[Records], str]]] = {
         "lemmas": lemmas,
         "tightness": tightness,
         "sums": sums,
+        "gradient": gradient,
         "regret": regret,
         "reddi": reddi,
         "bounds": bounds,

@@ -4,31 +4,37 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import Any
 
-import pytorch_optimizer
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from agdopt import AGD
 from agdopt.race.numerical.functions import Function
 
 BOUNDS = (0.1, 1e-2, 1e-3)  # "at the optimum": closer to it than this
 FAR = 1e6  # from the optimum: diverged
 
-# lr, then the optimizer. One setting for all as in the paper; eps and delta are 1e-8, betas (0.9, 0.999).
-OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "AGD": AGD,
-    "AGD + AMSGrad": partial(AGD, amsgrad=True),
-    "SGD": partial(torch.optim.SGD, momentum=0.9),
-    "Adam": torch.optim.Adam,
-    "AdamW": partial(torch.optim.AdamW, weight_decay=1e-2),
-    "AdaBelief": partial(pytorch_optimizer.AdaBelief, eps=1e-8),
-    "AdaHessian": partial(pytorch_optimizer.AdaHessian, eps=1e-8),
-    "AdaBound": partial(pytorch_optimizer.AdaBound, eps=1e-8, final_lr=0.1),
+# Class and settings, the paper's where it states them. Imported when used: a list of cells needs no rival.
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "AGD": ("agdopt.AGD", {}),
+    "AGD + AMSGrad": ("agdopt.AGD", {"amsgrad": True}),
+    "SGD": ("torch.optim.SGD", {"momentum": 0.9}),
+    "Adam": ("torch.optim.Adam", {}),
+    "AdamW": ("torch.optim.AdamW", {"weight_decay": 1e-2}),
+    "AdaBelief": ("pytorch_optimizer.AdaBelief", {"eps": 1e-8}),
+    "AdaHessian": ("pytorch_optimizer.AdaHessian", {"eps": 1e-8}),
+    "AdaBound": ("pytorch_optimizer.AdaBound", {"eps": 1e-8, "final_lr": 0.1}),
 }
 LR, SGD_LR = 1e-3, 1e-6
+
+
+def build(name: str, w: Tensor, **settings: Any) -> Optimizer:
+    path, ours = OPTIMIZERS[name]
+    module, _, cls = path.rpartition(".")
+    optimizer: Optimizer = getattr(import_module(module), cls)([w], **ours, **settings)
+    return optimizer
 
 
 @dataclass
@@ -58,8 +64,8 @@ def walk(
     """
     w = torch.tensor(function.start, dtype=torch.float64)
     w.grad, hessian = torch.empty_like(w), torch.empty_like(w)
-    optimizer = OPTIMIZERS[name]([w], lr=lr)
-    second_order = isinstance(optimizer, pytorch_optimizer.AdaHessian)
+    optimizer = build(name, w, lr=lr)
+    second_order = name == "AdaHessian"
     step: Callable[[], Any] = partial(optimizer.step, hessian=[hessian]) if second_order else optimizer.step
     at, gradient, diagonal = w.numpy(), w.grad.numpy(), hessian.numpy()  # the same memory
     path = Path([function.start])

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from agdopt.core.reference import Reference
 from agdopt.race.numerical.cell import Cell, Numbers, verdict
-from agdopt.race.numerical.paths import OPTIMIZERS
+from agdopt.race.numerical.paths import build
 
 Array = NDArray[np.float64]
 T, BOX = 30_000, (-1.0, 1.0)
@@ -63,7 +63,7 @@ def _agd(case: Case, amsgrad: bool) -> tuple[Array, Array]:
 def _adam(case: Case, c: float) -> tuple[float, float]:
     w = torch.zeros(1, dtype=torch.float64)
     w.grad = torch.empty_like(w)
-    optimizer = OPTIMIZERS["Adam"]([w], lr=case.alpha, betas=(case.beta1, float(case.beta2(c))))
+    optimizer = build("Adam", w, lr=case.alpha, betas=(case.beta1, float(case.beta2(c))))
     regret, last, steps = 0.0, 0.0, T - T % case.period
     for t in range(1, steps + 1):
         optimizer.param_groups[0]["lr"] = case.alpha / math.sqrt(t)
