@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from agdopt.race.checks import PlanError, need
-from agdopt.race.commands.race import finals, finish, say_what_is_missing, showing
+from agdopt.race.commands.race import say_what_is_missing, showing
 from agdopt.race.contest import race
 from agdopt.race.paper.cell import Cell, cells, names, select
 from agdopt.race.paper.evidence import entries
 from agdopt.race.plan import Plan, load
-from agdopt.race.run import add_arguments, quiet
+from agdopt.race.record import read
+from agdopt.race.run import add_arguments, quiet, summary
 from agdopt.race.show import table
 
 RESULTS = Path("results")
@@ -129,8 +130,7 @@ def _train(plan: Plan, wanted: Sequence[str], args: argparse.Namespace) -> tuple
         print(f"{plan.name}: not the paper's recipe, so its cells are reduced at best", flush=True)
     with showing(started, sys.stdout) as show:
         result = race(plan, own, started, show)
-    records = finals(result, own)
-    print(f"{plan.name}: records in {own.out}", flush=True)
-    if records:
-        finish(own.out, result, records, sys.stdout)
+    for line in summary(result.plan, read(own.out, *own.have)):
+        print(line, flush=True)
+    print(f"{plan.name}: records in {own.out}; `agdopt paper report` has the verdict", flush=True)
     return say_what_is_missing(result), result.interrupted

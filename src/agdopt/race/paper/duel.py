@@ -100,7 +100,7 @@ def sentence(cell: Cell, fought: Sequence[Duel]) -> str:
         if told:
             parts.append(f"{words} {', '.join(told)}")
     bare = {d.seeds for d in fought if not d.interval}
-    few = f"; no interval from {min(bare)} seeds" if bare else ""
+    few = f"; no interval from {min(bare)} seed{'s' * (min(bare) != 1)}" if bare else ""
     return f"{cell.champion} {'; '.join(parts)}{few}"
 
 

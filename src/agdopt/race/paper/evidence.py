@@ -60,7 +60,7 @@ def entries(cell: Cell, own: str = "") -> dict[str, list[tuple[Plan, Entry]]]:
 
 
 def gather(cell: Cell, known: Iterable[Record]) -> Evidence:
-    """The best there is: the plan's own recipe, else the reduced one with most columns and most training."""
+    """The best there is: the plan's own recipe, else the one with most optimizers and most training."""
     if not cell.plan:
         return Evidence(DONE if cell.described else NOT_YET)
     mine = [r for r in known if not cell.metric or _holds(r, cell)]
@@ -132,8 +132,9 @@ def _differences(now: Mapping[str, Any], then: Mapping[str, Any], where: str) ->
     return found
 
 
-def _worth(group: tuple[tuple[str, ...], Runs]) -> tuple[int, bool, int]:
+def _worth(group: tuple[tuple[str, ...], Runs]) -> tuple[bool, int, int]:
+    """The plan's own recipe first, as soon as there is something to compare."""
     changed, runs = group
     columns = sum(any(found for found in by_entry.values()) for by_entry in runs.values())
     steps = sum(r.steps for by_entry in runs.values() for found in by_entry.values() for r in found)
-    return columns, not changed, steps
+    return not changed and columns >= min(2, len(runs)), columns, steps

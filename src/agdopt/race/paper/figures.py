@@ -93,7 +93,8 @@ def _shares(cell: Cell, evidence: Evidence) -> dict[str, Any]:
         for name, runs in entries.items():
             for run in runs:
                 curves = {k: v for k, v in run.curves.items() if k.startswith("switch.")}
-                if len(curves.get("switch.adaptive", [])) > 1:
+                told = any(name.startswith("switch.decade.") for name in curves)
+                if told and len(curves.get("switch.adaptive", [])) > 1:
                     return {"run": f"{name}, seed {run.seed}", "curves": curves}
     return {}
 

@@ -21,12 +21,12 @@ record's hash is the present plan's), and at least three seeds of every optimize
 shortened recipe, other data, fewer seeds, or an optimizer that has not run yet; what differs is named. A
 reduced recipe gives no verdict on the paper's claim, whatever it shows (but on what a step costs).
 
-**Verdict.** From five shared seeds on, the 95% interval of the paired differences (studentized bootstrap)
-and a t-test corrected for all rivals of the cell must agree. Fewer seeds carry no interval; then a
-difference counts only where all runs of one side beat all of the other, by six standard deviations of a
-run. *Holds*: against every rival that the claim names. *Does not*: some rival is the better one.
-Differences are in the favour of AGD, or of the champion named, where they are positive. Where the paper
-leaves a setting open, each reading runs, and every optimizer is judged by its better one: chosen on
+**Verdict.** From five shared seeds on, the 95% interval of the paired differences (the wider of Student's t
+and a studentized bootstrap) and a t-test corrected for all rivals of the cell must agree. Fewer seeds carry
+no interval; then a difference counts only where all runs of one side beat all of the other, by six standard
+deviations of a run. *Holds*: against every rival that the claim names. *Does not*: some rival is the better
+one. Differences are in the favour of AGD, or of the champion named, where they are positive. Where the
+paper leaves a setting open, each reading runs, and every optimizer is judged by its better one: chosen on
 validation where the plan has such a split, else on the test split, as the paper must have done."""
 
 
