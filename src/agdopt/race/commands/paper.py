@@ -72,8 +72,8 @@ def _report(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    started, code = time.monotonic(), 0
     quiet()
-    code = 0
     chosen = select(args.cells, names())
     for name in [n for n in chosen if n not in cells()]:
         code = max(code, _numerical(name, args))
@@ -85,7 +85,7 @@ def _run(args: argparse.Namespace) -> int:
             code = max(code, int(cell.judge == "none"))
     for plan, wanted in _plans(trained, args):
         try:
-            found, stopped = _train(plan, wanted, args)
+            found, stopped = _train(plan, wanted, args, started)
         except PlanError as e:
             # A data set that is not there, most likely: the other cells of the row may have theirs.
             print(f"agdopt: {plan.name}: {e}", file=sys.stderr)
@@ -121,8 +121,7 @@ def _plans(trained: Sequence[Cell], args: argparse.Namespace) -> list[tuple[Plan
     return [(plan, list(wanted)) for plan, wanted in found.values()]
 
 
-def _train(plan: Plan, wanted: Sequence[str], args: argparse.Namespace) -> tuple[int, bool]:
-    started = time.monotonic()
+def _train(plan: Plan, wanted: Sequence[str], args: argparse.Namespace, started: float) -> tuple[int, bool]:
     own = argparse.Namespace(**vars(args))
     own.out = args.out or args.results / plan.name
     own.optimizers = args.optimizers or ",".join(wanted)

@@ -29,6 +29,7 @@ class Cell:
     stand_in: str = ""
     hours: float = 0.0
     reason: str = ""
+    says: str = ""
     size: str = ""
     model: str = ""
     shape: Mapping[str, Any] = field(default_factory=dict)

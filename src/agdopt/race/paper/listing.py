@@ -105,7 +105,7 @@ def line(cell: Cell, known: Iterable[Any]) -> Line:
         ours = {c: {"time": a, "memory": b} for c, (a, b) in costs(evidence).items()} or None
     elif cell.judge in ("robust", "switch", "table"):
         ours = finding.words or None
-        paper = None if cell.judge != "table" else [list(pair) for pair in cell.table]
+        paper = [list(pair) for pair in cell.table] or cell.says or None
     else:
         ours = {c: _told(p) for c, p in picks(cell, evidence).items()} or None
     if cell.judge == "beyond":
