@@ -5,7 +5,7 @@ READY := .venv/ready
 PYTEST ?= $(BIN)/pytest -n auto
 
 # Debian packages that tests marked `system` need.
-SYSTEM_PACKAGES :=
+SYSTEM_PACKAGES := chromium
 
 .PHONY: test test-all check race fuzz gpu docs system-packages
 

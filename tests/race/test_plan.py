@@ -10,7 +10,7 @@ from agdopt.race.optimizers import resolve
 from agdopt.race.plan import Schedule, from_table, load
 
 FOLDER = Path(__file__).parents[2] / "src/agdopt/plans"
-PLANS = sorted(FOLDER.rglob("*.toml"))
+PLANS = sorted(p for p in FOLDER.rglob("*.toml") if p.stem != "cells")  # a table of the paper's rows
 
 
 def plan(text=None, **changes):
@@ -159,3 +159,42 @@ def test_the_packages_plans_name_classes_that_take_their_arguments(path):
         if entry.cls.startswith("pytorch_optimizer."):
             pytest.importorskip("pytorch_optimizer")
         resolve(entry)
+
+
+def test_a_sweep_is_one_entry_a_value():
+    text = plan_text().partition("[optimizers.adamw]")[0] + "sweep.lr = [0.05, 1e-3]\nsweep.momentum = [0]\n"
+    swept = plan(text)
+    assert list(swept.optimizers) == ["sgd-lr-0.05", "sgd-lr-0.001", "sgd-momentum-0"]
+    assert swept.optimizers["sgd-momentum-0"].arguments == {"lr": 0.05, "momentum": 0}
+    # The value that the plain entry has gives the plain entry's runs.
+    assert swept.hash(swept.optimizers["sgd-lr-0.05"]) == plan().hash(plan().optimizers["sgd"])
+    with pytest.raises(PlanError, match=r"sgd.sweep.lr must be a list"):
+        plan(text.replace("[0.05, 1e-3]", "3"))
+
+
+def test_the_reduced_scale_changes_what_it_names(tmp_path):
+    path = tmp_path / "p.toml"
+    path.write_text(plan_text() + "\n[reduced]\nepochs = 2\nschedule.milestones = [1]\ntask.rows = 5\n")
+    full, small = load(path), load(path, scale="reduced")
+    assert (full.epochs, full.schedule.milestones) == (6, (4,))
+    assert (small.epochs, small.schedule.milestones, small.batch) == (2, (1,), 32)
+    assert small.task == {"name": "tests.race.tiny:Tiny", "rows": 5}
+    assert load(path, ["epochs=3"], scale="reduced").epochs == 3
+    path.write_text(plan_text())
+    with pytest.raises(PlanError, match=r"no \[reduced\] table"):
+        load(path, scale="reduced")
+
+
+def test_an_entry_may_have_a_schedule_of_its_own():
+    p = plan(plan_text() + 'schedule = { kind = "cosine" }\n')
+    assert p.optimizers["adamw"].schedule == Schedule("cosine")
+    assert p.optimizers["sgd"].schedule is None
+    assert p.hash(p.optimizers["adamw"]) != plan().hash(plan().optimizers["adamw"])
+
+
+def test_records_made_before_a_key_was_there_keep_their_hash():
+    """Recipes have no trace of younger keys at the values that change nothing."""
+    recipe = plan().recipe(plan().optimizers["sgd"])
+    assert "average_last" not in recipe
+    assert "schedule" not in recipe["optimizer"]
+    assert plan(average_last=2).recipe(plan().optimizers["sgd"])["average_last"] == 2

@@ -1,8 +1,4 @@
 import itertools
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +8,6 @@ from agdopt.race.tasks.cifar10 import NETS, Cifar10, ResNet, read_batches
 from agdopt.race.tasks.ptb import MD5, Lstm, Ptb, columns, drop
 
 CPU = torch.device("cpu")
-DATA = Path(os.environ.get("AGDOPT_DATA", "data"))
 
 
 def count(model):
@@ -52,21 +47,19 @@ def test_a_missing_set_is_one_sentence(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def cifar(tmp_path_factory):
-    folder, unpack = DATA, DATA / "unpack_cifar10.py"
-    if unpack.exists():  # some keep it packed, beside a script that writes the usual layout
-        folder = tmp_path_factory.mktemp("cifar")
-        subprocess.run([sys.executable, unpack, folder], check=True, capture_output=True)
-    if not (folder / "cifar-10-batches-py").exists():
-        pytest.skip("CIFAR-10 is not in the folder AGDOPT_DATA names")
-    return Cifar10(device=CPU, batch=256, data=folder, valid=5000)
+def cifar(data):
+    try:
+        return Cifar10(device=CPU, batch=256, data=data, valid=5000)
+    except MissingData as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="module")
-def ptb():
-    if not any((DATA / p).exists() for p in ("ptb/train.txt", "ptb.train.txt", "train.txt")):
-        pytest.skip("PTB is not in the folder AGDOPT_DATA names")
-    return Ptb(device=CPU, batch=20, data=DATA, embedding=16, hidden=24, layers=2)
+def ptb(data):
+    try:
+        return Ptb(device=CPU, batch=20, data=data, embedding=16, hidden=24, layers=2)
+    except MissingData as missing:
+        pytest.skip(str(missing))
 
 
 def test_cifar_crops_and_flips(cifar):

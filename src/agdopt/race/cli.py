@@ -11,8 +11,15 @@ from agdopt.race.checks import ParityError, PlanError
 
 # A command's module is imported when the command is given, so that --help needs no torch.
 COMMANDS = {
+    "paper": (
+        "agdopt.race.commands.paper",
+        "the paper's tables and figures: what holds, and how to repeat it",
+    ),
+    "probe": ("agdopt.race.probe_cli", "measure bhat on a task: which delta and lr the paper's AGD wants"),
     "race": ("agdopt.race.commands.race", "compare optimizers on a task, with equal tuning and fresh seeds"),
+    "report": ("agdopt.race.commands.report", "verdict, table and page from the records of a race"),
     "speed": ("agdopt.race.commands.speed", "time optimizer steps side by side on this machine"),
+    "switch": ("agdopt.race.switch_figure", "draw what a SwitchMonitor has written"),
 }
 
 

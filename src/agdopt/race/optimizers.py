@@ -16,7 +16,7 @@ from agdopt.race.plan import Entry
 # Adam-mini and the like look at shapes, or at norms of tensors.
 ELEMENTWISE = {
     *("SGD", "ASGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop"),
-    *("AGD", "AGDW", "AdaBelief", "AdaBound", "Lion", "Yogi", "DiffGrad"),
+    *("AGD", "AGDW", "Ablation", "AdaBelief", "AdaBound", "Lion", "Yogi", "DiffGrad"),
     *("ScheduleFreeSGD", "ScheduleFreeAdamW", "ScheduleFreeRAdam"),
 }
 # Torch's one-kernel bodies take a rate that lives on the device; the foreach SGD would read it back.
@@ -83,17 +83,6 @@ def is_second_order(cls: type[Optimizer]) -> bool:
     return hasattr(cls, "compute_hutchinson_hessian") and cls.__name__ in ("AdaHessian", "SophiaH")
 
 
-def muon_groups(model: nn.Module) -> list[dict[str, Any]]:
-    """What pytorch_optimizer's Muon wants: hidden matrices, and apart from them what its AdamW steps."""
-    tables = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    params = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in params if p.ndim >= 2 and id(p) not in tables][:-1]  # the last one is the head
-    need(bool(matrices), "Muon is for hidden matrices, and this model has none")
-    hidden = {id(p) for p in matrices}
-    rest = [p for p in params if id(p) not in hidden]
-    return [{"params": matrices, "use_muon": True}, {"params": rest, "use_muon": False}]
-
-
 def build(entry: Entry, cls: type[Optimizer], model: nn.Module, graph: bool) -> Built:
     """`graph`: CUDA graphs are wanted, and there is a CUDA device."""
     params = [p for p in model.parameters() if p.requires_grad]
@@ -119,11 +108,8 @@ def build(entry: Entry, cls: type[Optimizer], model: nn.Module, graph: bool) -> 
     grads: list[Tensor] | None = None
     if flat is not None and flat.grad is not None:
         grads = [flat.grad]
-    given: list[Any] = [flat] if flat is not None else params
-    if any(base.__name__ == "MuonBase" for base in cls.__mro__):
-        given = muon_groups(model)
     try:
-        optimizer = cls(given, **arguments)
+        optimizer = cls([flat] if flat is not None else grouped(cls, model, params), **arguments)
     except (TypeError, ValueError) as e:
         raise PlanError(f"optimizers.{entry.name}: {entry.cls} refuses its arguments: {e}") from e
     shares = [1.0 if entry.lr == 0 else float(g["lr"]) / entry.lr for g in optimizer.param_groups]
@@ -131,6 +117,21 @@ def build(entry: Entry, cls: type[Optimizer], model: nn.Module, graph: bool) -> 
     if mode == "backward" and grads is None:
         built.keep_grads(params)
     return built
+
+
+def grouped(cls: type[Optimizer], model: nn.Module, params: list[nn.Parameter]) -> list[Any]:
+    """For pytorch_optimizer's Muon, hidden matrices apart from what its AdamW takes; else as they are."""
+    if not any(base.__name__ == "MuonBase" for base in cls.__mro__):
+        return params
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    tables = {id(m.weight) for m in embeddings}
+    matrices = [p for p in params if p.ndim >= 2 and id(p) not in tables]
+    # The last one is the head, but where it leads back to the width of an embedding, which is the head then.
+    tied = bool(matrices) and len(matrices[-1]) in {m.embedding_dim for m in embeddings}
+    hidden = {id(p) for p in (matrices if tied else matrices[:-1])}
+    need(bool(hidden), "Muon is for hidden matrices, and this model has none")
+    both = [{"params": [p for p in params if (id(p) in hidden) == b], "use_muon": b} for b in (True, False)]
+    return [g for g in both if g["params"]]
 
 
 def flatten(params: list[nn.Parameter]) -> nn.Parameter:

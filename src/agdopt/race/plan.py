@@ -16,11 +16,14 @@ from agdopt.race.schedule import Schedule
 from agdopt.race.space import Search, Space, fixed, space
 
 PRECISIONS = ("fp32", "tf32", "bf16")
+SCALES = ("paper", "reduced")
 # What decides no number of a run: prose, which of the runs are wanted, and how its settings were found.
 NOT_HASHED = ("name", "about", "cell", "seeds", "optimizers", "search", "baseline", "target")
 ENTRY_NOT_HASHED = ("name", "about", "seeds", "search")
 # Set by the race itself, never in a file; hashed where they are set.
 OWN = ("judge", "source")
+# Keys younger than the first records: at these values they change nothing, so those records keep their hash.
+LATER: Mapping[str, Any] = {"average_last": 0, "schedule": None}
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Entry:
     precision: str | None = None
     seeds: tuple[int, ...] | None = None
     nt_asgd: int = 0  # epochs without a better validation metric before SGD goes over to averaging
+    schedule: Schedule | None = None  # None: the plan's
     search: Space = field(default_factory=dict)  # arguments to be found by the search, and where
 
     @property
@@ -45,7 +49,8 @@ class Entry:
     def __post_init__(self) -> None:
         where = f"optimizers.{self.name}"
         need(
-            re.fullmatch(r"[A-Za-z0-9_-]+", self.name) is not None, f"{where}: letters, digits, '-', '_' only"
+            re.fullmatch(r"[A-Za-z0-9._-]+", self.name) is not None,
+            f"{where}: letters, digits, '.', '-', '_' only",
         )
         lr = self.arguments.get("lr")
         searched = lr is None and "lr" in self.search
@@ -70,6 +75,7 @@ class Plan:
     precision: str = "fp32"
     clip_grad_norm: float | None = None
     graph: bool = True
+    average_last: int = 0  # final splits: with the mean of the weights after the last n epochs
     about: str = ""
     cell: str = ""  # the paper's row and cell it belongs to, such as T4.resnet20
     search: Search | None = None
@@ -85,6 +91,8 @@ class Plan:
         need(self.epochs > 0, f"epochs must be > 0, got {self.epochs}")
         need(self.batch > 0, f"batch must be > 0, got {self.batch}")
         need(bool(self.seeds), "seeds is empty")
+        last = self.average_last
+        need(0 <= last <= self.epochs, f"average_last must be from 0 to epochs ({self.epochs}), got {last}")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if self.baseline and self.baseline not in self.optimizers:
@@ -107,10 +115,8 @@ class Plan:
 
     def recipe(self, entry: Entry) -> dict[str, Any]:
         """All that decides the numbers of this entry's runs, and nothing else, so that a plan may grow."""
-        plan = {k: v for k, v in dataclasses.asdict(self).items() if k not in NOT_HASHED}
-        plan = {k: v for k, v in plan.items() if v or k not in OWN}
-        own = {k: v for k, v in dataclasses.asdict(entry).items() if k not in ENTRY_NOT_HASHED}
-        return {**plan, "optimizer": own}
+        plan = {k: v for k, v in _told(self, NOT_HASHED).items() if v or k not in OWN}
+        return {**plan, "optimizer": _told(entry, ENTRY_NOT_HASHED)}
 
     def hash(self, entry: Entry) -> str:
         text = json.dumps(canonical(self.recipe(entry)), sort_keys=True, separators=(",", ":"))
@@ -124,6 +130,11 @@ class Plan:
         entries = [self.optimizers[name] for name in names or self.optimizers]
         every = seeds or sorted({s for e in entries for s in e.seeds or self.seeds})
         return [(e, s) for s in every for e in entries if seeds or s in (e.seeds or self.seeds)]
+
+
+def _told(thing: Plan | Entry, leave: Sequence[str]) -> dict[str, Any]:
+    values = dataclasses.asdict(thing)
+    return {k: v for k, v in values.items() if k not in leave and not (k in LATER and v == LATER[k])}
 
 
 def canonical(value: Any) -> Any:
@@ -141,15 +152,36 @@ def _entry(name: str, table: Mapping[str, Any]) -> Entry:
     need("class" in table, f"{where} needs class = 'torch.optim.AdamW' or another dotted name")
     ours = {f.name for f in dataclasses.fields(Entry)} - {"name", "cls", "arguments"}
     own = {k: v for k, v in table.items() if k in ours}
+    if "schedule" in own:
+        own["schedule"] = Schedule(**fields_of(Schedule, own["schedule"], f"{where}.schedule"))
     own["search"] = space(own.get("search", {}), f"{where}.search")
     rest = {k: fixed(v) for k, v in table.items() if k not in ours | {"class"}}
     return Entry(**fields_of(Entry, {"name": name, "cls": table["class"], "arguments": rest, **own}, where))
 
 
+def _swept(name: str, table: Any) -> dict[str, Any]:
+    """`sweep` lists values of some keys: one entry for each, NAME-KEY-VALUE, all else as written."""
+    if not isinstance(table, Mapping) or "sweep" not in table:
+        return {name: table}
+    rest, sweep = {k: v for k, v in table.items() if k != "sweep"}, table["sweep"]
+    where = f"optimizers.{name}.sweep"
+    need(isinstance(sweep, Mapping), f"{where} must be a table: key = [values]")
+    entries = {}
+    for key, values in sweep.items():
+        need(isinstance(values, list) and bool(values), f"{where}.{key} must be a list of values")
+        for value in values:
+            text = f"{value:g}" if isinstance(value, float) else str(value)
+            entries[f"{name}-{key}-{text}"] = {**rest, key: value}
+    return entries
+
+
 def from_table(table: Mapping[str, Any]) -> Plan:
     values = fields_of(Plan, table, "the plan", hidden=OWN)
     values["schedule"] = Schedule(**fields_of(Schedule, table.get("schedule", {}), "[schedule]"))
-    values["optimizers"] = {name: _entry(name, t) for name, t in values["optimizers"].items()}
+    tables: dict[str, Any] = {}
+    for name, entry in values["optimizers"].items():
+        tables |= _swept(name, entry)
+    values["optimizers"] = {name: _entry(name, t) for name, t in tables.items()}
     if "search" in table:
         values["search"] = Search(**fields_of(Search, table["search"], "[search]"))
     plan = Plan(**values)
@@ -173,11 +205,27 @@ def _override(table: dict[str, Any], setting: str) -> None:
     table[key] = value
 
 
-def load(source: str | Path, settings: Sequence[str] = (), changes: Mapping[str, Any] | None = None) -> Plan:
+def _merge(table: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    for key, value in changes.items():
+        if isinstance(value, Mapping) and isinstance(table.get(key), dict):
+            _merge(table[key], value)
+        else:
+            table[key] = value
+
+
+def load(
+    source: str | Path,
+    settings: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    scale: str = "paper",
+) -> Plan:
     """A plan from a file, or one of the package by its name, such as paper/t4-resnet20.
 
-    `changes` are to its uppermost keys (None: as if it were not there), `settings` to any, as text.
+    `changes` are to its uppermost keys (None: as if it were not there), `settings` to any, as text. At scale
+    "reduced", [reduced] changes what stands above it: minutes on two cores instead of hours.
     """
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
     path = Path(source)
     inside = importlib.resources.files("agdopt") / "plans" / f"{source}.toml"
     if path.suffix != ".toml" and not inside.is_file():
@@ -191,6 +239,10 @@ def load(source: str | Path, settings: Sequence[str] = (), changes: Mapping[str,
         raise PlanError(f"cannot read the plan {path}: {e.strerror}") from e
     except tomllib.TOMLDecodeError as e:
         raise PlanError(f"{source} is not TOML: {e}") from e
+    reduced = table.pop("reduced", {})
+    if scale == "reduced":
+        need(bool(reduced), f"{source} has no [reduced] table, so no reduced scale")
+        _merge(table, reduced)
     table = {k: v for k, v in {**table, **(changes or {})}.items() if v is not None}
     for setting in settings:
         _override(table, setting)

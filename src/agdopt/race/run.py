@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agdopt.race.checks import PlanError
 from agdopt.race.contest import race
-from agdopt.race.plan import Plan, load
+from agdopt.race.plan import SCALES, Plan, load
 from agdopt.race.record import Key, Record, RecordError, read
 from agdopt.race.show import Lines
 
@@ -36,6 +36,7 @@ def summary(plan: Plan, records: Mapping[Key, Record]) -> list[str]:
 def add_arguments(p: argparse.ArgumentParser) -> None:
     """Those of `agdopt race`, too."""
     p.add_argument("--have", type=Path, action="append", default=[], help="folder of earlier records; repeat")
+    p.add_argument("--scale", choices=SCALES, default="paper", help="reduced: as the plan's [reduced] says")
     p.add_argument("--optimizers", default="", help="entries of the plan, a,b; default: all")
     p.add_argument("--seeds", default="", help="of the final runs, 1,2,3; default: the plan's")
     p.add_argument(
@@ -64,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     quiet()
     show = Lines(started)
     try:
-        result = race(load(args.plan, args.set), args, started, show)
+        result = race(load(args.plan, args.set, scale=args.scale), args, started, show)
         for line in summary(result.plan, read(args.out, *args.have)):
             show.say(line)
     except (PlanError, RecordError) as e:

@@ -19,6 +19,7 @@ from agdopt.race.optimizers import build, is_second_order, resolve
 from agdopt.race.plan import Entry, Plan
 from agdopt.race.stepper import Place, Stepper
 from agdopt.race.task import Task
+from agdopt.torch import AGD, switch_report
 
 STEP, WAIT, EPOCH = "step", "wait", "epoch"
 
@@ -68,6 +69,7 @@ class Training:
             )
         graph = plan.graph if entry.graph is None else entry.graph
         self.here = Place(task.device, entry.precision or plan.precision, graph)
+        self.mean: list[torch.Tensor] = []  # of the weights after the epochs of plan.average_last so far
         with self.here():
             torch.manual_seed(seed)
             self.model = task.model().to(task.device)
@@ -79,6 +81,7 @@ class Training:
             if checkpoint:
                 self.state.resumed += 1
                 self.model.load_state_dict(checkpoint["model"])
+                self.mean = [t.to(task.device) for t in checkpoint.get("mean", [])]
                 self.stepper.built.load_state_dict(checkpoint["optimizer"])
 
     def checkpoint(self) -> dict[str, Any]:
@@ -88,6 +91,7 @@ class Training:
                 "progress": dataclasses.asdict(self.state),
                 "model": self.model.state_dict(),
                 "optimizer": self.stepper.built.optimizer.state_dict(),
+                **({"mean": self.mean} if self.mean else {}),
             }
 
     @property
@@ -115,17 +119,18 @@ class Training:
             trained = time.perf_counter() - started
             last = state.epoch + 1 == self.plan.epochs
             with self.here():
-                judged = self._judge([*self.watch, *(self.final if last else ())])
+                judged, final = self._judge_all(last)
             for _ in self.here.caught_up():
                 yield WAIT
             with self.here():
-                self._book(judged, {"lr": first_lr, "ms_per_step": 1e3 * trained / len(steps)}, len(steps))
+                pace = {"lr": first_lr, "ms_per_step": 1e3 * trained / len(steps)}
+                self._book(judged, final, pace, len(steps))
             state.seconds += time.perf_counter() - started
             yield EPOCH
 
     def _lr(self, progress: float) -> float:
-        s = self.state
-        return self.plan.schedule.lr(self.entry.lr, s.epoch, progress, s.update, self.plan.epochs)
+        s, schedule = self.state, self.entry.schedule or self.plan.schedule
+        return schedule.lr(self.entry.lr, s.epoch, progress, s.update, self.plan.epochs)
 
     def _mode(self, name: str) -> None:
         """The model's mode, and the optimizer's where it has one (schedule-free methods keep two points)."""
@@ -133,12 +138,26 @@ class Training:
             getattr(thing, name, bool)()
 
     @torch.no_grad()
-    def _judge(self, splits: Iterable[str]) -> dict[str, Any]:
+    def _judge_all(self, last: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What is watched, and after the last epoch the final splits, with the averages the run asks for."""
         built, params = self.stepper.built, self.stepper.params
-        kept = [p.clone() for p in params] if self.state.averaging else []
-        for p, _ in zip(params, kept, strict=False):
-            p.copy_(built.optimizer.state[p]["ax"])
-        self._mode("eval")
+        count = self.state.epoch + 1 - (self.plan.epochs - self.plan.average_last)
+        self._mode("eval")  # first: a schedule-free method then moves the weights to its better point
+        if count > 0:
+            self.mean = self.mean or [torch.zeros_like(p) for p in params]
+            torch._foreach_lerp_(self.mean, [p.detach() for p in params], 1 / count)
+        averages = [built.optimizer.state[p]["ax"] for p in params] if self.state.averaging else []
+        if last and self.mean:
+            return self._judge(self.watch, averages), self._judge(self.final, self.mean)
+        judged = self._judge([*self.watch, *(self.final if last else ())], averages)
+        return judged, {k: v for k, v in judged.items() if k.partition(".")[0] in self.final}
+
+    def _judge(self, splits: Iterable[str], weights: list[torch.Tensor]) -> dict[str, Any]:
+        """With these weights in place of the model's own; none: as it stands."""
+        params = self.stepper.params
+        kept = [p.clone() for p in params] if weights else []
+        for p, w in zip(params, weights, strict=False):
+            p.copy_(w)
         with self.here.autocast():
             judged = {
                 f"{split}.{key}": value
@@ -149,25 +168,37 @@ class Training:
             p.copy_(own)
         return judged
 
-    def _book(self, judged: dict[str, Any], numbers: dict[str, float], steps: int) -> None:
+    def _book(
+        self, judged: dict[str, Any], judged_last: dict[str, Any], numbers: dict[str, float], steps: int
+    ) -> None:
         """What the epoch brought, read from the device; a number that is not finite ends the run."""
         state, task = self.state, self.task
         loss, bad = self.stepper.read()
         values = {key: float(value) for key, value in judged.items()}
+        final = {key: float(value) for key, value in judged_last.items()}
         watched = {k: v for k, v in values.items() if k.partition(".")[0] in self.watch}
         before = list(state.curves.get(f"valid.{task.metric}", []))
         for key, value in {"train.loss": loss / steps, **numbers, **watched}.items():
             state.curves.setdefault(key, []).append(value)
+        self._look_at_the_switch()
         state.epoch += 1
-        wild = ["the loss"] * (bad > 0) + [k for k, v in values.items() if not math.isfinite(v)]
+        wild = ["the loss"] * (bad > 0) + [k for k, v in (values | final).items() if not math.isfinite(v)]
         if wild:
             state.diverged_at, state.diverged_by = bad or state.update, wild[0]
-        final = {k: v for k, v in values.items() if k.partition(".")[0] in self.final}
         if self.done:
             state.metrics = final or watched
         for split in self.watch:
             need(f"{split}.{task.metric}" in values, f"the task gives no {task.metric!r} for {split!r}")
         self._switch(before)
+
+    def _look_at_the_switch(self) -> None:
+        """Into the curves, where the optimizer has one; a decade that is not told held no share of bhat."""
+        optimizer, curves = self.stepper.built.optimizer, self.state.curves
+        if isinstance(optimizer, AGD):
+            found = {k.replace("/", "."): v for k, v in switch_report(optimizer).numbers().items()}
+            found.pop("switch.step", None)
+            for key in dict.fromkeys([*(k for k in curves if k.startswith("switch.")), *found]):
+                curves.setdefault(key, [0.0] * self.state.epoch).append(found.get(key, 0.0))
 
     def _switch(self, before: list[float]) -> None:
         """NT-ASGD: over to averaging once validation is worse than its best of all but the last n epochs."""

@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, overload
 
 import torch
@@ -14,11 +14,14 @@ from agdopt.torch import executor
 from agdopt.torch.bucket import Bucket, Options, layout
 from agdopt.torch.checks import check_group, check_params, state_dtype
 from agdopt.torch.foreach import step as _foreach
-from agdopt.torch.gather import Gathered, Lists, real, sort
+from agdopt.torch.gather import Gathered, Lists, in_one_vector, real, sort
 from agdopt.torch.loop import step as _loop
 from agdopt.torch.saving import AsSaved, protect
 
 __all__ = ["AGD"]
+
+
+_hyper = lru_cache(Hyper)  # checked once, not at every step
 
 
 class AGD(Optimizer):
@@ -185,6 +188,7 @@ class AGD(Optimizer):
                     "AGD does not take sparse gradients: use sparse=False in the embedding, "
                     "or torch.optim.SparseAdam for that parameter"
                 )
+        on_gpu: dict[torch.device, list[dict[str, Tensor]]] = {}
         for p in group["params"]:
             if p.grad is None:
                 continue
@@ -207,11 +211,15 @@ class AGD(Optimizer):
             home = p.device if on_device else torch.device("cpu")
             if state["step"].device != home:
                 state["step"] = state["step"].to(home)
+            if name == "gpu":
+                on_gpu.setdefault(home, []).append(state)
             params.append(p)
             grads.append(p.grad)
             exp_avgs.append(state["exp_avg"])
             exp_avg_sqs.append(state["exp_avg_sq"])
-            steps.append(state["step"])
+        for states in on_gpu.values():
+            in_one_vector(states)
+        steps.extend(self.state[p]["step"] for p in params)
 
     def _options(self, group: dict[str, Any]) -> Options:
         lr = group["lr"]
@@ -220,8 +228,9 @@ class AGD(Optimizer):
             keep = on_device or group["differentiable"] or group["fused"] is not False
             lr = lr.reshape(()) if keep else float(lr)
         beta1, beta2 = group["betas"]
+        hyper = Hyper if torch.compiler.is_compiling() else _hyper  # a cache would break the graph
         return Options(
-            hyper=Hyper(beta1, beta2, group["delta"], group["amsgrad"], group["standardize"], group["clip"]),
+            hyper=hyper(beta1, beta2, group["delta"], group["amsgrad"], group["standardize"], group["clip"]),
             lr=lr,
             weight_decay=group["weight_decay"],
             decoupled=group["decoupled_weight_decay"],

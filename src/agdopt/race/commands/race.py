@@ -5,19 +5,19 @@ import contextlib
 import importlib.resources
 import json
 import os
-import statistics
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agdopt.race import report
 from agdopt.race.checks import PlanError, need
 from agdopt.race.contest import Result, race
 from agdopt.race.plan import Plan, load
 from agdopt.race.record import Record, as_json, read
 from agdopt.race.run import add_arguments, quiet
-from agdopt.race.show import Lines, Live, Show, fancy, table
+from agdopt.race.show import Lines, Live, Show, fancy
 from agdopt.race.task import budget
 
 # What runs when no plan is given: plans/digits.toml, once for each of its models.
@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         found += records
         print(f"{result.plan.name}: records in {own.out}", file=stream)
         if records:
-            finish(own.out, result, records, stream)
+            report.show(report.write(own.out, [own.out, *own.have]), own.out / "report.html", stream)
         code = max(code, say_what_is_missing(result))
         if result.interrupted:
             break
@@ -76,10 +76,10 @@ def plans(args: argparse.Namespace) -> list[Plan]:
         changes = {"task": {"name": args.task}, "name": name, "target": None, "about": "", "cell": ""}
         if args.plan is None:
             changes |= budget(args.task)
-        return [load(args.plan or "digits", settings, changes)]
+        return [load(args.plan or "digits", settings, changes, args.scale)]
     if args.plan:
-        return [load(args.plan, settings)]
-    return [load("digits", [*own, *settings]) for own in EMBEDDED.values()]
+        return [load(args.plan, settings, scale=args.scale)]
+    return [load("digits", [*own, *settings], scale=args.scale) for own in EMBEDDED.values()]
 
 
 @contextlib.contextmanager
@@ -95,31 +95,6 @@ def finals(result: Result, args: argparse.Namespace) -> list[Record]:
     """Of the settings that were raced just now, whoever ran them."""
     keys = {(result.plan.hash(result.plan.optimizers[n]), n) for n in result.raced}
     return [r for k, r in sorted(read(args.out, *args.have).items()) if k[:2] in keys]
-
-
-def finish(folder: Path, result: Result, records: list[Record], stream: Any) -> None:
-    """What is made of a race's records: here the table of them."""
-    known = list(min(records, key=lambda r: r.diverged_at is not None).metrics)
-    split = known[-1].partition(".")[0]  # the last one that a task names: test
-    metrics = [m for m in known if m.startswith(split + ".")]
-    rows = []
-    for name in result.raced:
-        own = [r for r in records if r.optimizer == name]
-        fine = [r for r in own if r.diverged_at is None]
-        if own:
-            numbers = [_spread([r.metrics.get(m) for r in fine]) for m in metrics]
-            pace = [r.seconds_per_step for r in own if r.seconds_per_step]
-            steps = f"{1e3 * statistics.median(pace):.3f}" if pace else ""
-            rows.append([name, f"{len(own)}", f"{len(own) - len(fine)}", *numbers, steps])
-    head = ["", "runs", "diverged", *metrics, "ms a step"]
-    table(f"{result.plan.name}: mean ± standard deviation", head, rows, stream)
-
-
-def _spread(values: list[float | None]) -> str:
-    known = [v for v in values if v is not None]
-    if not known:
-        return ""
-    return f"{statistics.fmean(known):.4g}" + (f" ± {statistics.stdev(known):.2g}" if len(known) > 1 else "")
 
 
 def say_what_is_missing(result: Result) -> int:

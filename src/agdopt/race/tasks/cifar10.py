@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from agdopt.race.checks import PlanError, unknown
 from agdopt.race.task import Batch, MissingData, Task, find_data
+from agdopt.race.tasks._resnet import NETS, ResNet
 
-Init = Literal["fan_in", "fan_out"]
 PAD = 4
 MEAN, SD = (0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)
 # Published MD5 of each batch in the official binary layout (label byte, then 3,072 pixel bytes): pixels and
@@ -27,57 +27,6 @@ MD5 = {
     "data_batch_4": "ae636b3ba5c66a11e91e8cb52e771fcb",
     "data_batch_5": "53f37980c15c3d472c316c40844f3f0d",
     "test_batch": "803d5f7f4d78ea53de84dbe85f74fb6d",
-}
-
-
-def _conv(width_in: int, width: int, size: int, stride: int = 1) -> nn.Sequential:
-    conv = nn.Conv2d(width_in, width, size, stride, padding=size // 2, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(width))
-
-
-class Block(nn.Module):
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.first = _conv(width_in, width, 3, stride)
-        self.second = _conv(width, width, 3)
-        # 1x1 convolution + BatchNorm, not zero padding: only so do the paper's parameter counts come out.
-        same = stride == 1 and width_in == width
-        self.shortcut = nn.Identity() if same else _conv(width_in, width, 1, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = F.relu(self.first(x))
-        out: Tensor = F.relu(self.second(y) + self.shortcut(x))
-        return out
-
-
-class ResNet(nn.Module):
-    """A 3x3 stem, stages of basic blocks that halve the image, mean pooling, one linear layer."""
-
-    def __init__(self, blocks: tuple[int, ...], widths: tuple[int, ...], init: Init) -> None:
-        super().__init__()
-        self.stem = _conv(3, widths[0], 3)
-        before, layers = widths[0], []
-        for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
-            for i in range(count):
-                layers.append(Block(before, width, 2 if stage > 0 and i == 0 else 1))
-                before = width
-        self.layers = nn.Sequential(*layers)
-        self.head = nn.Linear(before, 10)
-        for m in self.modules():
-            if isinstance(m, nn.Conv2d) or (init == "fan_in" and isinstance(m, nn.Linear)):
-                nn.init.kaiming_normal_(m.weight, mode=init, nonlinearity="relu")
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.layers(F.relu(self.stem(x))).mean((2, 3)))
-        return out
-
-
-# Initialisation [S]: fan-in for convolutions and the head in the scripts the paper follows; torchvision's for
-# ResNet18.
-NETS: dict[str, tuple[tuple[int, ...], tuple[int, ...], Init]] = {
-    "resnet20": ((3, 3, 3), (16, 32, 64), "fan_in"),
-    "resnet32": ((5, 5, 5), (16, 32, 64), "fan_in"),
-    "resnet18": ((2, 2, 2, 2), (64, 128, 256, 512), "fan_out"),
 }
 
 
