@@ -114,7 +114,7 @@ def test_examples_race(example, request):
 
 
 ENTRIES = [
-    *("agd", "sgd", "adam", "adamw", "adabelief", "lion", "schedulefree"),
+    *("agd", "agdw", "sgd", "adam", "adamw", "adabelief", "lion", "schedulefree"),
     *("adabound", "adahessian", "adan", "mars", "soap", "muon"),
 ]
 
