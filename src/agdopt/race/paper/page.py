@@ -9,7 +9,12 @@ from agdopt.race.paper.evidence import DONE, NOT_YET, REDUCED
 from agdopt.race.paper.finding import CANNOT_TELL, DOES_NOT, HOLDS, decimals, number
 from agdopt.race.paper.listing import Line, listing, text
 
-NUMBERS = ("F1", "F3", "F7", "C3")  # of docs/trajectories.md, which shows them at length
+NUMBERS = {  # rows of docs/trajectories.md, which shows them at length
+    "F1": "Beale's path",
+    "F3": "three functions",
+    "F7": "larger rates",
+    "C3": "the variance of mhat",
+}
 HEADS = {
     HOLDS: "Holds",
     DOES_NOT: "Does not hold",
@@ -191,7 +196,9 @@ def readme(lines: Sequence[Line]) -> str:
 
     def named(verdict: str) -> str:
         told = [f"{line.name}: {line.words}" for line in found[verdict] if line.evidence.runs]
-        told += [line.name for line in found[verdict] if line.row in NUMBERS]
+        for row, title in NUMBERS.items():
+            names = [line.name.partition(".")[2] for line in found[verdict] if line.row == row]
+            told += [f"{row}, {title} ({', '.join(names)})"] if names else []
         theory = sum(line.row == "THEORY" for line in found[verdict])
         told += [f"{theory} statements of the theory"] if theory else []
         return "; ".join(told) or "nothing yet"
