@@ -317,6 +317,7 @@ def test_the_readme_gets_five_lines(capsys):
         ),
         (["run", "T4.resnet20", "--optimizers", "agdd"], 2, "did you mean 'agd'"),
         (["run", "C1"], 1, "nothing to run"),
+        (["list", "--results", "nowhere"], 2, "there is no such folder"),
     ],
 )
 def test_bad_input_is_a_sentence(words, code, says, tmp_path, monkeypatch, capsys):

@@ -42,6 +42,8 @@ def add(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    given = args.results != RESULTS and args.action != "run"
+    need(not given or args.results.is_dir(), f"--results {args.results}: there is no such folder")
     return {"list": _list, "run": _run, "report": _report}[args.action](args)
 
 
@@ -56,8 +58,9 @@ def _list(args: argparse.Namespace) -> int:
     for line in lines:
         status = f"{line.status}, {line.evidence.seeds} seeds" if line.evidence.seeds else line.status
         again = line.command.removeprefix("agdopt paper ")
-        rows.append([line.name, status, line.verdict, f"{line.hours:g} h" if again else "", again])
-    table("The paper, cell by cell", ["cell", "status", "verdict", "GPU", "agdopt paper ..."], rows)
+        takes = f"{line.hours:g} h" if line.hours else "seconds"
+        rows.append([line.name, status, line.verdict, takes if again else "", again])
+    table("The paper, cell by cell", ["cell", "status", "verdict", "an H200", "agdopt paper ..."], rows)
     done = sum(line.status == "done" for line in lines)
     print(f"{len(lines)} cells, {done} done. Numbers and reasons: --json, or `agdopt paper report`.")
     return 0

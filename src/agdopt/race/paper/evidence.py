@@ -3,7 +3,6 @@
 import dataclasses
 import fnmatch
 import functools
-import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,9 +36,7 @@ class Evidence:
 def records(folder: Path) -> list[Record]:
     """Of all races below the folder; speed, numerical and search records have other names or places."""
     files = [f for f in sorted(folder.rglob("records.jsonl")) if f.parent != folder / "numerical"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # a run recorded twice counts once
-        return [r for r in read(*files).values() if not r.trial] if files else []
+    return [r for r in read(*files).values() if not r.trial] if files else []
 
 
 @functools.cache
