@@ -34,9 +34,14 @@ class Evidence:
 
 
 def records(folder: Path) -> list[Record]:
-    """Of all races below the folder; speed, numerical and search records have other names or places."""
-    files = [f for f in sorted(folder.rglob("records.jsonl")) if f.parent != folder / "numerical"]
+    """Of all races below the folder, trials of searches left out. Other kinds of records have no plan."""
+    files = [f for f in sorted(folder.rglob("records.jsonl")) if _of_a_race(f)]
     return [r for r in read(*files).values() if not r.trial] if files else []
+
+
+def _of_a_race(path: Path) -> bool:
+    with open(path, encoding="utf-8") as file:
+        return '"plan_hash"' in file.readline()
 
 
 @functools.cache
