@@ -5,9 +5,9 @@ READY := .venv/ready
 PYTEST ?= $(BIN)/pytest -n auto
 
 # Debian packages that tests marked `system` need.
-SYSTEM_PACKAGES :=
+SYSTEM_PACKAGES := chromium
 
-.PHONY: test test-all check fuzz gpu docs system-packages
+.PHONY: test test-all check race fuzz gpu docs system-packages
 
 test: check
 	$(PYTEST) -m "not system"
@@ -20,6 +20,10 @@ check: $(READY)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Optimizers on real data, under equal tuning; `make race ARGS="--help"` says what else can be raced.
+race: $(READY)
+	$(BIN)/agdopt race $(ARGS)
 
 # Only the property tests, with many more examples.
 fuzz: $(READY)

@@ -14,6 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src"
 FRAMEWORKS = {"numpy", "torch", "jax", "optax", "tensorflow", "keras", "numba", "triton"}
+FRAMEWORKS |= {"transformers", "lightning", "tensorboard"}
 
 # What runs in the fresh process. sys.path comes first, so that a wheel or a copy can stand in for src.
 PROBE = """
@@ -64,8 +65,12 @@ def test_import_contracts():
         ("torch/loop.py", "import agdopt.torch.foreach", "inside torch"),
         ("torch/bucket.py", "import agdopt.torch.loop", "inside torch"),
         ("torch/executor.py", "import agdopt.torch.optimizer", "inside torch"),
+        ("torch/optimizer.py", "import agdopt.torch.convert", "inside torch"),
         ("race/__init__.py", "import agdopt.torch.executor", "public names"),
         ("jax.py", "import agdopt.torch", "no room knows another"),
+        ("torch/switch.py", "import agdopt.integrations", "no room knows another"),
+        ("integrations/lightning.py", "import agdopt.torch.counting", "public names"),
+        ("torch/optimizer.py", "import agdopt.torch.switch", "inside torch"),
         ("a_new_room.py", "", "no room knows another"),
     ],
 )
@@ -88,13 +93,16 @@ def test_core_imports_the_standard_library_only():
         assert imported <= allowed, module
 
 
-@pytest.mark.parametrize("statement", ["import agdopt", "import agdopt; agdopt.__version__; dir(agdopt)"])
+FREE = ["import agdopt", "import agdopt; agdopt.__version__; dir(agdopt)", "import agdopt.integrations"]
+
+
+@pytest.mark.parametrize("statement", FREE)
 def test_importing_agdopt_is_free(statement):
     runs = [probe(statement) for _ in range(5)]
     for _, modules in runs:
         assert "agdopt" in modules
         assert not modules & FRAMEWORKS
-        assert not any(name.startswith("agdopt.") for name in modules)
+        assert {name for name in modules if name.startswith("agdopt.")} <= {"agdopt.integrations"}
     assert statistics.median(seconds for seconds, _ in runs) < 0.05
 
 
@@ -135,10 +143,11 @@ except ImportError as error:
 """
 
 
-@pytest.mark.parametrize("statement", ["agdopt.AGD", "from agdopt import AGD"])
-def test_without_torch_one_sentence_says_what_to_install(statement):
-    words = fresh(WITHOUT_TORCH.replace("STATEMENT", statement)).strip()
-    assert words == 'agdopt.AGD needs PyTorch: pip install "agdopt[torch]"'
+@pytest.mark.parametrize("name", ["AGD", "AGDW", "switch_report"])
+@pytest.mark.parametrize("statement", ["agdopt.NAME", "from agdopt import NAME"])
+def test_without_torch_one_sentence_says_what_to_install(statement, name):
+    words = fresh(WITHOUT_TORCH.replace("STATEMENT", statement.replace("NAME", name))).strip()
+    assert words == f'agdopt.{name} needs PyTorch: pip install "agdopt[torch]"'
 
 
 def test_unknown_name_is_an_attribute_error():

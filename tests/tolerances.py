@@ -61,3 +61,5 @@ OVERLAPPING = 1e-6
 ROUNDED_ALIKE = 5e-4
 # Whether a model trains alike, not where each step goes: bodies drift apart over many steps.
 TRAINED_ALIKE = {"rtol": 1e-4, "atol": 1e-5}
+# The switch report counts bhat in bins an eighth of an octave wide, the widest 12.5%, taken at their middles.
+BIN = 0.07

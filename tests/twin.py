@@ -14,8 +14,8 @@ from agdopt import AGD
 from agdopt.core.reference import Reference
 
 
-def agd(params: Iterable[Any], body: str, **options: Any) -> AGD:
-    optimizer = AGD(params, **BODIES[body], **options)
+def agd(params: Iterable[Any], body: str, cls: type[AGD] = AGD, **options: Any) -> AGD:
+    optimizer = cls(params, **BODIES[body], **options)
     if body == "differentiable":  # as in torch, autograd cannot follow a step written into its own leaf
         for group in optimizer.param_groups:
             for p in group["params"]:

@@ -119,6 +119,19 @@ for body in ("loop", "foreach", "cpu"):
         assert torch.equal(p, whole(q))
 """
 
+SWITCH = """
+# Each process reports its own shards: here the only one, so all.
+from agdopt import switch_report
+plain, sharded = model(), model()
+fully_shard(sharded, mesh=mesh)
+one, other = AGD(plain.named_parameters(), delta=1e-2), AGD(sharded.named_parameters(), delta=1e-2)
+train(plain, one, 0, 5)
+train(sharded, other, 0, 5)
+report = switch_report(one)
+assert report.rows == switch_report(other).rows and len(report.rows) == 4
+assert 0 < report.overall.adaptive < 1, report.overall
+"""
+
 MIXED_PRECISION = """
 from torch.distributed.fsdp import MixedPrecisionPolicy
 m = model()
@@ -138,6 +151,24 @@ assert losses[-1] < losses[0]
 assert all(optimizer.state[p]["exp_avg"].dtype == torch.float32 for p in m.parameters())
 """
 
+CHANGE_OVER = """
+from agdopt.torch import from_adamw, from_sgd
+for make, convert in (
+    (lambda params: torch.optim.AdamW(params, lr=0.01), from_adamw),
+    (lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9), lambda old: from_sgd(old, delta=0.01)),
+):
+    plain, sharded = model(), model()
+    fully_shard(sharded, mesh=mesh)
+    optimizers = [make(m.parameters()) for m in (plain, sharded)]
+    for first in (0, 5):
+        for m, optimizer in zip((plain, sharded), optimizers):
+            train(m, optimizer, first, first + 5)
+        if first == 0:
+            optimizers = list(map(convert, optimizers))
+    same(plain, sharded, *optimizers)
+    assert all(isinstance(optimizers[1].state[p]["exp_avg_sq"], DTensor) for p in sharded.parameters())
+"""
+
 
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no torch.distributed")
 def test_one_rank_is_the_plain_run():
@@ -146,7 +177,9 @@ def test_one_rank_is_the_plain_run():
         "CHECKPOINT": CHECKPOINT,
         "FRESH": FRESH,
         "MIXED": MIXED,
+        "SWITCH": SWITCH,
         "MIXED_PRECISION": MIXED_PRECISION,
+        "CHANGE_OVER": CHANGE_OVER,
     }
     code = COMMON + "\nfailed = []\n"
     for name, part in parts.items():

@@ -15,7 +15,7 @@ from torch.nn import Parameter
 from torch.optim import lr_scheduler as schedulers
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
-from agdopt import AGD
+from agdopt import AGD, AGDW
 
 
 def model_and_data(dtype=torch.float32):
@@ -99,13 +99,15 @@ def test_deepcopy_of_model_and_optimizer(body):
     assert twin.state[twin_params[0]]["step"] == 5
 
 
-def test_pickle(body):
+@pytest.mark.parametrize("cls", [AGD, AGDW])
+def test_pickle(body, cls):
     params = [Parameter(torch.randn(4)) for _ in range(2)]
     narrow = {} if body == "differentiable" else {"state_dtype": torch.bfloat16}
-    optimizer = agd(params, body, clip=2.0, **narrow)
+    optimizer = agd(params, body, cls, clip=2.0, **narrow)
     random_gradients(params, seed=0)
     optimizer.step()
     twin_params, twin = pickle.loads(pickle.dumps((params, optimizer)))
+    assert type(twin) is cls
     assert twin.param_groups[0]["params"][0] is twin_params[0]
     for one, opt in ((params, optimizer), (twin_params, twin)):
         random_gradients(one, seed=1)

@@ -229,6 +229,20 @@ def test_moved_tensors_are_followed(body, which, move, old_lives):
     assert all(map(torch.equal, old, was))
 
 
+def test_written_steps_are_followed(body):
+    """In place, between steps: to one number for all, to several, and for one parameter alone."""
+    params = [Parameter(torch.randn(6)), Parameter(torch.randn(2, 2)), Parameter(torch.empty(0))]
+    optimizer = steps(params, body)
+    for written in ((40.0,) * 3, (7.0, 2.0, 2.0), (3.0, None, None), (9.0,) * 3):
+        for p, t in zip(params, written, strict=True):
+            if t is not None:
+                optimizer.state[p]["step"].fill_(t)
+        for seed in range(3):
+            random_gradients(params, seed=seed)
+            step_beside_reference(optimizer)
+    assert [float(optimizer.state[p]["step"]) for p in params] == [12.0] * 3
+
+
 def test_state_is_cleared(body):
     params = [Parameter(torch.randn(6)), Parameter(torch.randn(2, 2))]
     optimizer = steps(params, body)

@@ -18,10 +18,13 @@ from agdopt.race.driver import Driver, Options, Run
 from agdopt.race.optimizers import build, flatten
 from agdopt.race.plan import from_table
 from agdopt.race.record import read
-from agdopt.race.run import Recorder, main
+from agdopt.race.recorder import Recorder
+from agdopt.race.run import main
 from agdopt.race.stepper import Captured, Stepper
+from agdopt.race.switch_figure import save
 from agdopt.race.task import make_task
 from agdopt.race.train import EPOCH, Training
+from agdopt.torch import switch_report
 
 ROOT = Path(__file__).parents[2]
 CPU = torch.device("cpu")
@@ -93,6 +96,26 @@ def test_a_run_in_two_pieces_is_bit_the_same(tmp_path, name, at):
     assert_same(outcome(second), outcome(whole))
     assert second.state.resumed == 1
     assert second.state.averaging == (name == "asgd")
+
+
+def test_a_run_with_a_switch_records_it_every_epoch(tmp_path):
+    """Decades that come late or go have no share before and after; those with no switch record nothing."""
+    values = {**ENTRIES["agd"], "delta": 1e-2}
+    plan, task = make(entry_text(**values))
+    training = train(plan, task, "one")
+    record = Recorder(plan, CPU)(training, 1)
+    seen = {k: v for k, v in record.curves.items() if k.startswith("switch.")}
+    assert {len(curve) for curve in seen.values()} == {record.epochs}
+    overall = switch_report(training.stepper.built.optimizer).overall
+    assert seen["switch.adaptive"][-1] == pytest.approx(overall.adaptive, abs=1e-6)
+    decades = [v for k, v in seen.items() if k.startswith("switch.decade.") or k == "switch.zero"]
+    assert [sum(shares) for shares in zip(*decades, strict=True)] == pytest.approx(
+        [1] * record.epochs, abs=1e-5
+    )
+    save(record.curves, list(range(record.epochs)), "epoch", tmp_path / "epochs.svg")
+    assert "1e-2 to 1e-1" in (tmp_path / "epochs.svg").read_text()
+    plan, task = make(epochs=1, schedule={})
+    assert not [k for k in train(plan, task, "adamw").state.curves if k.startswith("switch")]
 
 
 def test_the_first_steps_are_the_optimizers_own():

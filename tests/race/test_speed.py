@@ -53,16 +53,17 @@ def test_json_is_a_list_and_nothing_else(tiny, capsys):
     "arguments", [["--only", "huge"], ["--seconds", "0"], ["--device", "tpu"], ["--nope"]]
 )
 def test_misuse_is_2(arguments, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["speed", *arguments])
-    assert stopped.value.code == 2
+    try:
+        code = cli.main(["speed", *arguments])
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2
     assert capsys.readouterr().out == ""
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
 def test_no_gpu_is_said(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["speed", "--device", "cuda"])
+    assert cli.main(["speed", "--device", "cuda"]) == 2
     assert "no GPU" in capsys.readouterr().err
 
 

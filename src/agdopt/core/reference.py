@@ -25,13 +25,14 @@ class Reference:
     box             (low, high): w is clipped to it after each step. (For a box this is the projection in
                     every weighted norm, which is what the convergence proof needs.)
     standardize is defined for a constant beta1 only.
+    lr, beta1, beta2 and delta may be arrays: a setting for each element of w.
     """
 
     w: Array
-    lr: float = 1e-3
-    beta1: float = 0.9
-    beta2: float = 0.999
-    delta: float = 1e-8
+    lr: float | Array = 1e-3
+    beta1: float | Array = 0.9
+    beta2: float | Array = 0.999
+    delta: float | Array = 1e-8
     weight_decay: float = 0.0
     decoupled: bool = True
     maximize: bool = False
@@ -46,8 +47,8 @@ class Reference:
     t: int = field(default=0, init=False)
     m: Array = field(init=False)
     b: Array = field(init=False)
-    kept: float = field(default=1.0, init=False)  # prod of beta1_i
-    c1: float = field(default=0.0, init=False)  # the debiasing of m at the last step
+    kept: float | Array = field(default=1.0, init=False)  # prod of beta1_i
+    c1: float | Array = field(default=0.0, init=False)  # the debiasing of m at the last step
 
     def __post_init__(self) -> None:
         self.w = np.array(self.w, dtype=np.float64)
@@ -63,7 +64,7 @@ class Reference:
         else:
             g = g + self.weight_decay * self.w
         beta1 = self.beta1 / {"constant": 1, "sqrt": math.sqrt(t), "inverse": t}[self.beta1_schedule]
-        self.kept *= beta1
+        self.kept = self.kept * beta1
         self.c1 = 1 - (self.kept if self.debias == "product" else beta1**t)
 
         self.m = beta1 * m_old + (1 - beta1) * g
@@ -72,14 +73,14 @@ class Reference:
         elif self.standardize:
             # g_t and mhat_{t-1} are independent under white noise, so their variances add up.
             variance = (1 + beta1 ** (t - 1)) * (1 - beta1) / ((1 - beta1 ** (t - 1)) * (1 + beta1))
-            s = (g - m_old / c1_old) / math.sqrt(1 + variance)
+            s = (g - m_old / c1_old) / np.sqrt(1 + variance)
         else:
             s = self.m / self.c1 - m_old / c1_old
         b_new = self.beta2 * self.b + (1 - self.beta2) * s**2
         self.b = np.maximum(b_new, self.b) if self.amsgrad else b_new
 
         c2 = 1 - self.beta2**t
-        update = math.sqrt(c2) / self.c1 * self.m / np.maximum(np.sqrt(self.b), self.delta * math.sqrt(c2))
+        update = np.sqrt(c2) / self.c1 * self.m / np.maximum(np.sqrt(self.b), self.delta * np.sqrt(c2))
         if self.clip is not None:
             update = np.clip(update, -self.clip, self.clip)
         self.w = self.w - lr * update

@@ -25,9 +25,12 @@ def need(ok: bool, message: str) -> None:
         raise PlanError(message)
 
 
-def fields_of(cls: type, table: Mapping[str, Any], where: str) -> dict[str, Any]:
+def fields_of(
+    cls: type, table: Mapping[str, Any], where: str, hidden: Collection[str] = ()
+) -> dict[str, Any]:
     """The table's values as arguments of a dataclass: every key known, every type as declared."""
-    known = {f.name: f for f in dataclasses.fields(cls)}
+    need(isinstance(table, Mapping), f"{where} must be a table, got {table!r}")
+    known = {f.name: f for f in dataclasses.fields(cls) if f.name not in hidden}
     values: dict[str, Any] = {}
     for key, value in table.items():
         if key not in known:
@@ -42,7 +45,9 @@ def fields_of(cls: type, table: Mapping[str, Any], where: str) -> dict[str, Any]
         elif "int" in declared or "float" in declared:
             ok = isinstance(value, numbers) and not isinstance(value, bool) and "tuple" not in declared
             need(ok, f"{where}: {key} must be of type {declared}, got {value!r}")
-        elif "str" in declared and "Mapping" not in declared:
+        elif "Mapping" in declared:
+            need(isinstance(value, Mapping), f"{where}: {key} must be a table, got {value!r}")
+        elif "str" in declared:
             need(isinstance(value, str), f"{where}: {key} must be text, got {value!r}")
         values[key] = value
     missing = [

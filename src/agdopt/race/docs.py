@@ -1,4 +1,4 @@
-"""make docs: the generated blocks of the documentation, from the records in results/."""
+"""make docs: the generated blocks and pictures of the documentation, from the records in results/."""
 
 import argparse
 import json
@@ -7,7 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from agdopt.race.numerical import read
+from agdopt.race.numerical.page import BLOCKS
+from agdopt.race.numerical.pictures import draw, stale
+from agdopt.race.probe_result import adabelief_steps, adam_steps
 from agdopt.race.speed import fingerprint
+
+RECORDS, FIGURES = Path("results/numerical/records.jsonl"), Path("docs/figures")
 
 WORKS = {
     "large": "one large tensor",
@@ -18,8 +24,7 @@ WORKS = {
 SHOWN = ("AGD", "AGD, bf16 states", "AGD, all bf16", "AGD foreach", "AdamW foreach")
 
 
-def records(folder: Path) -> list[dict[str, Any]]:
-    file = folder / "speed.jsonl"
+def records(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -56,6 +61,57 @@ def speed_block(found: list[dict[str, Any]]) -> str:
     return "\n\n".join(parts)
 
 
+def migration_block() -> str:
+    """What becomes of lr, decay and delta, at beta1 = 0.9."""
+    adam, belief = adam_steps(0.9), adabelief_steps(0.9)
+    rows = [
+        ("from", "to AGDW", "to AGD (the paper's)"),
+        ("---",) * 3,
+        (
+            "AdamW",
+            "lr, weight_decay as they are",
+            f"lr / {adam:.2f}, weight_decay * {adam:.2f}; delta by the probe, eps at first",
+        ),
+        (
+            "Adam",
+            "as AdamW; where it has weight_decay, also `decoupled_weight_decay=False`",
+            f"lr / {adam:.2f}; weight_decay as it is with `decoupled_weight_decay=False`; delta as above",
+        ),
+        (
+            "SGD with momentum",
+            "AdamW's usual lr for such a model, and a search around it; weight_decay: SGD's lr * decay / lr",
+            "`from_sgd(optimizer, delta)`: lr * delta / (1 - momentum), decay as it is; delta by the probe",
+        ),
+        (
+            "AdaBelief",
+            f"lr * {adam / belief:.2f}; decay divided by as much, if decoupled",
+            f"lr / {belief:.0f}; a decoupled decay * {belief:.0f}; delta by the probe",
+        ),
+    ]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def probe_block(found: list[dict[str, Any]]) -> str:
+    """The choices of each probed task, newest record first."""
+    parts = []
+    for record in {json.dumps(r["task"], sort_keys=True): r for r in found}.values():
+        task, low, middle, high = record["task"], *(record["bhat"][q] for q in ("0.05", "0.5", "0.95"))
+        options = "".join(f", {k} {v}" for k, v in task.items() if k != "name")
+        batches = f"{record['batches']} batches of {record['batch']}"
+        still = f"{1 - record['changing']:.1%} of {record['coordinates']:,} coordinates never change"
+        parts.append(
+            f"**{task['name']}{options}** at initialisation, {batches}: bhat is {low:.1e}, {middle:.1e}, "
+            f"{high:.1e} at 5%, 50% and 95%; {still}. In place of AdamW at {record['adamw_lr']:g}:"
+        )
+        lines = ["| adaptive share | delta | lr | lr / delta |", "| --- | --- | --- | --- |"]
+        for row in record["choices"]:
+            share, delta, lr = row["share"], row["delta"], row["lr"]
+            told = f"{delta:.1e} | {lr:.1e} | {lr / delta:.1e}" if delta else "- | - | -"
+            lines.append(f"| {share:.0%} | {told} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) or "No task has been probed yet: `agdopt probe` does it on yours."
+
+
 def filled(text: str, name: str, block: str) -> str:
     pattern = re.compile(rf"(<!-- generated: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
     if not pattern.search(text):
@@ -63,19 +119,41 @@ def filled(text: str, name: str, block: str) -> str:
     return pattern.sub(lambda match: match[1] + "\n" + block + "\n\n" + match[2], text)
 
 
+def pages(root: Path) -> dict[Path, str]:
+    """Every page with generated blocks, as it should be."""
+    found = {
+        Path("README.md"): {"speed": speed_block(records(root / "results/speed.jsonl"))},
+        Path("docs/from-adamw.md"): {"migration": migration_block()},
+        Path("docs/choosing-delta.md"): {"probe": probe_block(records(root / "results/probe.jsonl"))},
+    }
+    numerical = read(root / RECORDS)
+    for name, blocks in BLOCKS.items():
+        found[Path(name)] = {block: make(numerical) for block, make in blocks.items()}
+    texts = {}
+    for page, made in found.items():
+        texts[page] = (root / page).read_text()
+        for name, block in made.items():
+            texts[page] = filled(texts[page], name, block)
+    return texts
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make docs", description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 where a block is stale")
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; exit 1 where something is stale"
+    )
     parser.add_argument("--root", type=Path, default=Path())
-    args = parser.parse_args()
-    readme = args.root / "README.md"
-    old = readme.read_text()
-    new = filled(old, "speed", speed_block(records(args.root / "results")))
+    root = (args := parser.parse_args()).root
+    numerical = read(root / RECORDS)
+    texts = {page: text for page, text in pages(root).items() if (root / page).read_text() != text}
+    pictures = stale(numerical, root / FIGURES)
     if args.check:
-        if new != old:
-            print("README.md is stale: run `make docs`", file=sys.stderr)
-        return int(new != old)
-    readme.write_text(new)
+        for name in [*texts, *(FIGURES / picture for picture in pictures)]:
+            print(f"{name} is stale: run `make docs`", file=sys.stderr)
+        return int(bool(texts or pictures))
+    for page, text in texts.items():
+        (root / page).write_text(text)
+    draw(numerical, root / FIGURES, sorted({Path(picture).stem for picture in pictures}))
     return 0
 
 

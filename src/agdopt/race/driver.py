@@ -20,6 +20,7 @@ from agdopt.race.train import EPOCH, WAIT, Training
 @dataclass(frozen=True)
 class Options:
     out: Path
+    file: str = "records.jsonl"
     have: tuple[Path, ...] = ()  # folders of earlier commands: their checkpoints are gone on from
     jobs: int = 1
     deadline: float | None = None  # of time.monotonic()
@@ -27,6 +28,8 @@ class Options:
     piece: int = 15 << 20  # bytes of one checkpoint file
     save_every: float = 60.0
     say_every: float = 15.0
+    data: Path | None = None
+    stop: Callable[[], bool] | None = None  # asked before every update
 
 
 @dataclass(eq=False)
@@ -67,8 +70,10 @@ class Driver:
         options: Options,
         record: Callable[[Training, int], Record],
         say: Callable[[str], None],
+        finished: Callable[[Record], None] = lambda record: None,
     ) -> None:
         self.task, self.plan, self.options, self.record, self.say = task, plan, options, record, say
+        self.finished = finished
         self.folder = options.out / "checkpoints"
         self.folders = [self.folder, *(h / "checkpoints" for h in options.have), *options.have]
         self.waiting = [Run(e, s, f"{e.name}-s{s}-{plan.hash(e)}") for e, s in runs]
@@ -89,6 +94,10 @@ class Driver:
         self.stopping = True
         self.deadline = time.monotonic() + min(10.0, self.time_left())
 
+    def _heed(self) -> None:
+        if self.options.stop and not self.stopping and self.options.stop():
+            self.stop()
+
     def time_left(self) -> float:
         return float("inf") if self.deadline is None else self.deadline - time.monotonic()
 
@@ -108,6 +117,7 @@ class Driver:
 
     def run(self) -> None:
         while self.time_left() > 0:
+            self._heed()
             self._fill()
             if not self.active:
                 break
@@ -135,10 +145,12 @@ class Driver:
                 self._fail(run, e)
                 continue
             run.events = run.training.advance()
-            run.marked = run.saved = time.monotonic()
+            run.marked = run.saved = run.said = time.monotonic()
             self.active.append(run)
-            at = f" from epoch {run.training.state.epoch}" if state else ""
-            self.say(f"{run.label}: begins{at}, graph: {run.training.stepper.built.graph}")
+            graph = run.training.stepper.built.graph
+            if state or graph != "none":
+                at = f" from epoch {run.training.state.epoch}" if state else ""
+                self.say(f"{run.label}: begins{at}, graph: {graph}")
 
     def _turn(self, run: Run) -> bool:
         """One update of one run. False: it is waiting for the device."""
@@ -157,6 +169,7 @@ class Driver:
 
     def _judged(self, run: Run) -> None:
         assert run.training is not None
+        self._heed()
         state, now = run.training.state, time.monotonic()
         took, run.marked = now - run.marked, now
         run.costs.append(took / len(self.active))
@@ -197,10 +210,11 @@ class Driver:
     def _finish(self, run: Run) -> None:
         assert run.training is not None
         record = self.record(run.training, len(self.active) + 1)
-        append(self.options.out / "records.jsonl", record)
+        append(self.options.out / self.options.file, record)
         checkpoint.remove(self.folder, run.name)
+        self.finished(record)
         if record.diverged_at is not None:
-            result = f"diverged at step {record.diverged_at}"
+            result = f"diverged at step {record.diverged_at}: {record.notes['diverged_by']} is not finite"
         else:
             result = "  ".join(f"{k} {v:.5g}" for k, v in record.metrics.items() if v is not None)
         pace = f"{1e3 * (record.seconds_per_step or 0):.3f} ms a step"

@@ -15,6 +15,7 @@ from torch import nn
 
 from agdopt import AGD
 from agdopt.race import parity, speed
+from agdopt.torch import SwitchMonitor, switch_report
 
 DEVICE = "cuda"
 
@@ -90,6 +91,44 @@ def graphs() -> str:
     assert steps == {41.0}, steps
     assert worst < 1e-5, worst
     return f"39 replays, difference {worst:.1e}"
+
+
+def switch() -> str:
+    """Of a step that is one graph, a report counts what a CPU counts, and a monitor waits for nothing."""
+    model, lines = _model(), list[dict[str, float]]()
+    optimizer = AGD(model.parameters(), lr=torch.tensor(1e-2, device=DEVICE), delta=1e-3, capturable=True)
+    batch = _batch(0)
+
+    def train() -> None:
+        optimizer.zero_grad(set_to_none=True)
+        _backward(_loss(model, batch))
+        optimizer.step()
+
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        train()
+        train()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    model.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        train()
+    switch_report(optimizer)  # a first time, with all that is made once
+    with SwitchMonitor(optimizer, 3, to=lines.append, hook=False) as monitor:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            for _ in range(9):
+                graph.replay()
+                monitor.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    twin = AGD([nn.Parameter(p.detach().cpu()) for p in model.parameters()])
+    twin.load_state_dict(optimizer.state_dict())
+    there, here = switch_report(optimizer).numbers(), switch_report(twin).numbers()
+    assert there == here == lines[-1], (there, here, lines[-1])
+    assert [line["switch/step"] for line in lines] == [5.0, 8.0, 11.0], lines
+    return f"9 replays, {here['switch/adaptive']:.1%} adaptive"
 
 
 def scaler() -> str:
@@ -207,7 +246,7 @@ def memcheck() -> str:
     return done.stdout.strip().splitlines()[-1].strip("= ")
 
 
-CHECKS: tuple[Callable[[], str], ...] = (bodies, graphs, scaler, sharded, guards, memcheck)
+CHECKS: tuple[Callable[[], str], ...] = (bodies, graphs, switch, scaler, sharded, guards, memcheck)
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ def resolve(entry: Entry) -> type[Optimizer]:
     parameters = inspect.signature(found.__init__).parameters.values()
     declared = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     settings = {f.name for f in fields(Entry)} - {"name", "cls", "arguments"}
-    for key in entry.arguments:
+    for key in (*entry.arguments, *entry.search):
         if key not in declared - {"self", "params"}:
             raise unknown(f"key in optimizers.{entry.name}", key, declared - {"self", "params"} | settings)
     if entry.flat and found.__name__ not in ELEMENTWISE:
@@ -57,6 +57,7 @@ class Built:
     lr: Tensor | None  # the rate on the device, where the graph holds the step
     grads: list[Tensor] | None  # gradients that stay where they are, zeroed instead of freed
     second_order: bool
+    shares: list[float]  # of the rate that each group has: Muon's matrices and the rest differ
 
     def keep_grads(self, params: list[nn.Parameter]) -> None:
         self.grads = [torch.zeros_like(p) for p in params]
@@ -67,8 +68,8 @@ class Built:
         if self.lr is not None:
             self.lr.fill_(lr)
             return
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
+        for group, share in zip(self.optimizer.param_groups, self.shares, strict=True):
+            group["lr"] = lr * share
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         own = [{k: g[k] for k in self.optimizer.defaults} for g in self.optimizer.param_groups]
@@ -111,7 +112,8 @@ def build(entry: Entry, cls: type[Optimizer], model: nn.Module, graph: bool) -> 
         optimizer = cls([flat] if flat is not None else grouped(cls, model, params), **arguments)
     except (TypeError, ValueError) as e:
         raise PlanError(f"optimizers.{entry.name}: {entry.cls} refuses its arguments: {e}") from e
-    built = Built(optimizer, mode, lr, grads, second)
+    shares = [1.0 if entry.lr == 0 else float(g["lr"]) / entry.lr for g in optimizer.param_groups]
+    built = Built(optimizer, mode, lr, grads, second, shares)
     if mode == "backward" and grads is None:
         built.keep_grads(params)
     return built
@@ -119,10 +121,15 @@ def build(entry: Entry, cls: type[Optimizer], model: nn.Module, graph: bool) -> 
 
 def grouped(cls: type[Optimizer], model: nn.Module, params: list[nn.Parameter]) -> list[Any]:
     """For pytorch_optimizer's Muon, hidden matrices apart from what its AdamW takes; else as they are."""
-    if cls.__name__ != "Muon" or cls.__module__.startswith("torch."):
+    if not any(base.__name__ == "MuonBase" for base in cls.__mro__):
         return params
-    embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    hidden = {id(p) for p in params if p.ndim >= 2} - embeddings
+    embeddings = [m for m in model.modules() if isinstance(m, nn.Embedding)]
+    tables = {id(m.weight) for m in embeddings}
+    matrices = [p for p in params if p.ndim >= 2 and id(p) not in tables]
+    # The last one is the head, but where it leads back to the width of an embedding, which is the head then.
+    tied = bool(matrices) and len(matrices[-1]) in {m.embedding_dim for m in embeddings}
+    hidden = {id(p) for p in (matrices if tied else matrices[:-1])}
+    need(bool(hidden), "Muon is for hidden matrices, and this model has none")
     both = [{"params": [p for p in params if (id(p) in hidden) == b], "use_muon": b} for b in (True, False)]
     return [g for g in both if g["params"]]
 

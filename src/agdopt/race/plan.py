@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import importlib.resources
 import json
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -13,51 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from agdopt.race.checks import PlanError, fields_of, need, unknown
+from agdopt.race.schedule import Schedule
+from agdopt.race.space import Search, Space, fixed, space
 
 PRECISIONS = ("fp32", "tf32", "bf16")
 SCALES = ("paper", "reduced")
-KINDS = ("constant", "step", "cosine", "inverse-sqrt")
-# What decides no number of a run: prose, and which of the runs are wanted.
-NOT_HASHED = ("name", "about", "cell", "seeds", "optimizers")
+# What decides no number of a run: prose, which of the runs are wanted, and how its settings were found.
+NOT_HASHED = ("name", "about", "cell", "seeds", "optimizers", "search", "baseline", "target")
+ENTRY_NOT_HASHED = ("name", "about", "seeds", "search")
+# Set by the race itself, never in a file; hashed where they are set.
+OWN = ("judge", "source")
 # Keys younger than the first records: at these values they change nothing, so those records keep their hash.
-LATER = {"average_last": 0, "schedule": None}
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate over training, as a function of the epochs and updates already done."""
-
-    kind: str = "constant"
-    milestones: tuple[int, ...] = ()  # step: epochs after which the rate is multiplied by gamma
-    gamma: float = 0.1
-    warmup: int = 0  # updates over which the rate rises linearly from `start`
-    start: float = 0.0
-    end: float = 0.0  # cosine: the fraction of the rate it ends at
-    per: str = "epoch"  # cosine: lowered once an epoch, or at every update
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown("schedule.kind", self.kind, KINDS)
-        need(self.per in ("epoch", "update"), f"schedule.per must be 'epoch' or 'update', got {self.per!r}")
-        need(self.warmup >= 0, f"schedule.warmup must be >= 0, got {self.warmup}")
-        steps = self.kind == "step"
-        need(steps == bool(self.milestones), "schedule.milestones belong to kind = 'step', which needs them")
-        need(
-            self.kind != "inverse-sqrt" or self.warmup > 0, "kind = 'inverse-sqrt' needs schedule.warmup > 0"
-        )
-
-    def lr(self, base: float, epoch: int, progress: float, update: int, epochs: int) -> float:
-        """`epoch` and `update` count what is finished; `progress` is the share of the present epoch."""
-        if update < self.warmup:
-            return self.start + (base - self.start) * update / self.warmup
-        if self.kind == "step":
-            return base * self.gamma ** sum(epoch >= m for m in self.milestones)
-        if self.kind == "inverse-sqrt":
-            return base * math.sqrt(self.warmup / update)
-        if self.kind == "cosine":
-            done = (epoch + (progress if self.per == "update" else 0.0)) / epochs
-            return base * (self.end + (1 - self.end) * (1 + math.cos(math.pi * done)) / 2)
-        return base
+LATER: Mapping[str, Any] = {"average_last": 0, "schedule": None}
 
 
 @dataclass(frozen=True)
@@ -74,6 +40,7 @@ class Entry:
     seeds: tuple[int, ...] | None = None
     nt_asgd: int = 0  # epochs without a better validation metric before SGD goes over to averaging
     schedule: Schedule | None = None  # None: the plan's
+    search: Space = field(default_factory=dict)  # arguments to be found by the search, and where
 
     @property
     def lr(self) -> float:
@@ -86,7 +53,9 @@ class Entry:
             f"{where}: letters, digits, '.', '-', '_' only",
         )
         lr = self.arguments.get("lr")
-        need(isinstance(lr, int | float) and lr >= 0, f"{where}.lr must be a number >= 0, got {lr!r}")
+        searched = lr is None and "lr" in self.search
+        right = isinstance(lr, int | float) and not isinstance(lr, bool) and lr >= 0
+        need(searched or right, f"{where}.lr must be a number >= 0, got {lr!r}")
         need(self.precision in (None, *PRECISIONS), f"{where}.precision must be one of {PRECISIONS}")
         need(
             self.nt_asgd == 0 or self.cls == "torch.optim.SGD", f"{where}.nt_asgd is for torch.optim.SGD only"
@@ -109,6 +78,11 @@ class Plan:
     average_last: int = 0  # final splits: with the mean of the weights after the last n epochs
     about: str = ""
     cell: str = ""  # the paper's row and cell it belongs to, such as T4.resnet20
+    search: Search | None = None
+    baseline: str = ""  # the entry that the others are compared with
+    target: float | None = None  # of the metric: how long it takes to get there is reported
+    judge: str = ""  # the only split judged: valid, while searching; else what the task says
+    source: str = ""  # a hash of the file of a task of one's own: a changed task is another task
 
     def __post_init__(self) -> None:
         need(bool(self.name), "a plan needs a name")
@@ -121,6 +95,19 @@ class Plan:
         need(0 <= last <= self.epochs, f"average_last must be from 0 to epochs ({self.epochs}), got {last}")
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
+        if self.baseline and self.baseline not in self.optimizers:
+            raise unknown("baseline", self.baseline, self.optimizers)
+        for name, entry in self.optimizers.items():
+            where = f"optimizers.{name}"
+            if self.search is None or self.search.trials == 0:
+                need("lr" in entry.arguments, f"{where}.lr is missing: it is to be searched, and nothing is")
+                continue
+            need(bool(entry.search), f"[{where}.search] is missing: every optimizer gets its trials, or none")
+            shared = sorted({*self.seeds, *(entry.seeds or ())} & {*self.search.seeds})
+            need(
+                not shared,
+                f"seeds {shared} are the search's own (search.seed, one a trial): final runs need others",
+            )
         clip = self.clip_grad_norm
         need(
             clip is None or clip > 0, f"clip_grad_norm must be > 0, got {clip}; leave it out to clip nothing"
@@ -128,11 +115,11 @@ class Plan:
 
     def recipe(self, entry: Entry) -> dict[str, Any]:
         """All that decides the numbers of this entry's runs, and nothing else, so that a plan may grow."""
-        plan = _told(self, NOT_HASHED)
-        return {**plan, "optimizer": _told(entry, ("name", "about", "seeds"))}
+        plan = {k: v for k, v in _told(self, NOT_HASHED).items() if v or k not in OWN}
+        return {**plan, "optimizer": _told(entry, ENTRY_NOT_HASHED)}
 
     def hash(self, entry: Entry) -> str:
-        text = json.dumps(_canonical(self.recipe(entry)), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(canonical(self.recipe(entry)), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def runs(self, names: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[tuple[Entry, int]]:
@@ -150,11 +137,11 @@ def _told(thing: Plan | Entry, leave: Sequence[str]) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k not in leave and not (k in LATER and v == LATER[k])}
 
 
-def _canonical(value: Any) -> Any:
+def canonical(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {k: _canonical(v) for k, v in value.items()}
+        return {k: canonical(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_canonical(v) for v in value]
+        return [canonical(v) for v in value]
     # 30 and 30.0 in a TOML file are the same learning rate.
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
@@ -167,8 +154,8 @@ def _entry(name: str, table: Mapping[str, Any]) -> Entry:
     own = {k: v for k, v in table.items() if k in ours}
     if "schedule" in own:
         own["schedule"] = Schedule(**fields_of(Schedule, own["schedule"], f"{where}.schedule"))
-    # TOML has no tuples; torch's betas are one.
-    rest = {k: tuple(v) if isinstance(v, list) else v for k, v in table.items() if k not in ours | {"class"}}
+    own["search"] = space(own.get("search", {}), f"{where}.search")
+    rest = {k: fixed(v) for k, v in table.items() if k not in ours | {"class"}}
     return Entry(**fields_of(Entry, {"name": name, "cls": table["class"], "arguments": rest, **own}, where))
 
 
@@ -189,13 +176,18 @@ def _swept(name: str, table: Any) -> dict[str, Any]:
 
 
 def from_table(table: Mapping[str, Any]) -> Plan:
-    values = fields_of(Plan, table, "the plan")
+    values = fields_of(Plan, table, "the plan", hidden=OWN)
     values["schedule"] = Schedule(**fields_of(Schedule, table.get("schedule", {}), "[schedule]"))
     tables: dict[str, Any] = {}
     for name, entry in values["optimizers"].items():
         tables |= _swept(name, entry)
     values["optimizers"] = {name: _entry(name, t) for name, t in tables.items()}
-    return Plan(**values)
+    if "search" in table:
+        values["search"] = Search(**fields_of(Search, table["search"], "[search]"))
+    plan = Plan(**values)
+    for name, entry in plan.optimizers.items():
+        need(plan.search is not None or not entry.search, f"[optimizers.{name}.search] needs [search] trials")
+    return plan
 
 
 def _override(table: dict[str, Any], setting: str) -> None:
@@ -221,10 +213,16 @@ def _merge(table: dict[str, Any], changes: Mapping[str, Any]) -> None:
             table[key] = value
 
 
-def load(source: str | Path, settings: Sequence[str] = (), scale: str = "paper") -> Plan:
+def load(
+    source: str | Path,
+    settings: Sequence[str] = (),
+    changes: Mapping[str, Any] | None = None,
+    scale: str = "paper",
+) -> Plan:
     """A plan from a file, or one of the package by its name, such as paper/t4-resnet20.
 
-    At scale "reduced", [reduced] changes what stands above it: minutes on two cores instead of hours.
+    `changes` are to its uppermost keys (None: as if it were not there), `settings` to any, as text. At scale
+    "reduced", [reduced] changes what stands above it: minutes on two cores instead of hours.
     """
     if scale not in SCALES:
         raise unknown("scale", scale, SCALES)
@@ -233,8 +231,10 @@ def load(source: str | Path, settings: Sequence[str] = (), scale: str = "paper")
     if path.suffix != ".toml" and not inside.is_file():
         raise PlanError(f"no plan {str(source)!r}: neither a .toml file nor a plan of the package")
     try:
-        text = path.read_text() if path.suffix == ".toml" else inside.read_text()
+        text = path.read_text("utf-8") if path.suffix == ".toml" else inside.read_text("utf-8")
         table = tomllib.loads(text)
+    except UnicodeDecodeError as e:
+        raise PlanError(f"{source} is not TOML: it is no UTF-8 text") from e
     except OSError as e:
         raise PlanError(f"cannot read the plan {path}: {e.strerror}") from e
     except tomllib.TOMLDecodeError as e:
@@ -243,6 +243,7 @@ def load(source: str | Path, settings: Sequence[str] = (), scale: str = "paper")
     if scale == "reduced":
         need(bool(reduced), f"{source} has no [reduced] table, so no reduced scale")
         _merge(table, reduced)
+    table = {k: v for k, v in {**table, **(changes or {})}.items() if v is not None}
     for setting in settings:
         _override(table, setting)
     return from_table(table)

@@ -1,21 +1,28 @@
 """Record: one finished run, one JSON line. Files of records only ever grow."""
 
 import dataclasses
-import fcntl
 import json
 import math
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+from agdopt.race.checks import PlanError
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 SCHEMA = 1
 Key = tuple[str, str, int]
 
 
-class RecordError(ValueError):
+class RecordError(PlanError):
     """Records that cannot be used as they are; the message names file and line."""
 
 
@@ -48,6 +55,11 @@ class Record:
     def key(self) -> Key:
         return self.plan_hash, self.optimizer, self.seed
 
+    @property
+    def trial(self) -> bool:
+        """Of a search: judged on its validation split alone."""
+        return "judge" in self.recipe
+
 
 def _finite(value: Any) -> Any:
     """JSON knows no NaN and no infinity: such a number is null."""
@@ -58,12 +70,28 @@ def _finite(value: Any) -> Any:
     return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
 
 
+def _lock(f: IO[bytes]) -> None:
+    """Until the file is closed."""
+    if sys.platform == "win32":
+        # A lock there keeps readers out, so it is on a byte that no file of records reaches.
+        f.seek(1 << 40)
+        msvcrt.locking(f.fileno(), msvcrt.LK_LOCK, 1)
+    else:
+        fcntl.flock(f, fcntl.LOCK_EX)
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    table: dict[str, Any] = _finite(dataclasses.asdict(record))
+    return table
+
+
 def append(path: Path, record: Record) -> None:
     """One locked write, on disk when this returns: runs in other processes may share the file."""
-    line = json.dumps(_finite(dataclasses.asdict(record)), allow_nan=False) + "\n"
+    line = json.dumps(as_json(record), allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "ab") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
+    with open(path, "a+b") as f:
+        _lock(f)
+        _set_aside(f, path)  # of a process that was killed meanwhile
         f.write(line.encode())
         f.flush()
         os.fsync(f.fileno())
@@ -71,23 +99,31 @@ def append(path: Path, record: Record) -> None:
 
 def repair(path: Path) -> None:
     """Set aside a last line that a killed process left half written."""
-    with open(path, "r+b") as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        text = f.read()
-        whole = text.rfind(b"\n") + 1
-        if whole == len(text):
-            return
-        broken = path.with_name(path.name + ".broken")
-        with open(broken, "ab") as aside:
-            aside.write(text[whole:] + b"\n")
-        f.truncate(whole)
-    warnings.warn(f"{path}: the last line was half written; moved to {broken}", stacklevel=2)
+    with open(path, "a+b") as f:
+        _lock(f)
+        _set_aside(f, path)
+
+
+def _set_aside(f: IO[bytes], path: Path) -> None:
+    if f.seek(0, os.SEEK_END) == 0:
+        return
+    f.seek(-1, os.SEEK_END)
+    if f.read(1) == b"\n":
+        return
+    f.seek(0)
+    text = f.read()
+    whole = text.rfind(b"\n") + 1
+    broken = path.with_name(path.name + ".broken")
+    with open(broken, "ab") as aside:
+        aside.write(text[whole:] + b"\n")
+    f.truncate(whole)
+    warnings.warn(f"{path}: the last line was half written; moved to {broken}", stacklevel=3)
 
 
 def _parse(line: str, where: str) -> Record:
     try:
         table = json.loads(line)
-        schema = table["schema"]
+        schema = int(table["schema"])
     except (ValueError, KeyError, TypeError) as e:
         raise RecordError(f"{where} is no record: {e}") from e
     if schema > SCHEMA:
@@ -104,6 +140,7 @@ def read(*sources: Path) -> dict[Key, Record]:
     """The records of files, or of all *.jsonl below folders, by their key. The first of equal keys counts."""
     files: Iterable[Path] = [f for s in sources for f in (sorted(s.rglob("*.jsonl")) if s.is_dir() else [s])]
     records: dict[Key, Record] = {}
+    twice: list[str] = []
     for path in files:
         lines = path.read_text().split("\n")
         if lines.pop():
@@ -111,5 +148,9 @@ def read(*sources: Path) -> dict[Key, Record]:
             warnings.warn(f"{path}: the last line is half written; left out", stacklevel=2)
         for number, line in enumerate(lines, 1):
             record = _parse(line, f"{path}, line {number}")
-            records.setdefault(record.key, record)
+            if records.setdefault(record.key, record) is not record:
+                twice.append(f"{record.optimizer} seed {record.seed} in {path}, line {number}")
+    if twice:
+        more = f" and {len(twice) - 1} more" if len(twice) > 1 else ""
+        warnings.warn(f"a run recorded twice counts once, the first time: {twice[0]}{more}", stacklevel=2)
     return records

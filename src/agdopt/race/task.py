@@ -1,17 +1,14 @@
 """Task: data, model, loss, metric, target. It knows no optimizer.
 
-A task of one's own is about twenty lines:
+A task of one's own is about twenty lines; `agdopt race --new-task FILE.py` writes them:
 
-    @dataclass
     class Digits(Task):
         metric: ClassVar[str] = "accuracy"
         maximize: ClassVar[bool] = True
 
         def load(self) -> dict[str, Batch]:
             x, y = map(torch.as_tensor, load_digits(return_X_y=True))
-            x = x.float() / 16
-            rows = {"train": slice(1200), "valid": slice(1200, 1500), "test": slice(1500, None)}
-            return {split: (x[r], y[r]) for split, r in rows.items()}
+            return split(x.float() / 16, y)
 
         def model(self) -> nn.Module:
             return nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
@@ -26,7 +23,9 @@ A task of one's own is about twenty lines:
 """
 
 import dataclasses
+import hashlib
 import importlib
+import importlib.util
 import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -36,6 +35,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset, default_collate
 
 from agdopt.race.checks import PlanError, need, unknown
 
@@ -62,14 +62,17 @@ class Task:
     metric: ClassVar[str] = "loss"
     maximize: ClassVar[bool] = False
     target: ClassVar[float | None] = None
+    epochs: ClassVar[int | None] = (
+        None  # its budget, where no plan says otherwise; `batch` may have a default
+    )
     eval_batch: ClassVar[int] = 2000
 
     def __post_init__(self) -> None:
         # The whole set lives on the device: a host copy per batch would cost more than small models do.
-        self.splits = {k: tuple(t.to(self.device) for t in v) for k, v in self.load().items()}
+        self.splits = {k: tuple(t.to(self.device) for t in _tensors(v)) for k, v in self.load().items()}
 
-    def load(self) -> Mapping[str, Batch]:
-        """The splits: `train`, and those to judge by. First dimension: examples."""
+    def load(self) -> Mapping[str, Batch | Dataset[Any]]:
+        """The splits: `train`, and those to judge by. First dimension: examples. Or Datasets of tuples."""
         raise NotImplementedError
 
     def model(self) -> nn.Module:
@@ -111,6 +114,22 @@ class Task:
         return {key: value / len(tensors[0]) for key, value in totals.items()}
 
 
+def _tensors(data: Batch | Dataset[Any]) -> Batch:
+    if not isinstance(data, Dataset):
+        return data
+    rows: Any = data
+    return tuple(default_collate([rows[i] for i in range(len(rows))]))
+
+
+def split(*tensors: Tensor, valid: float = 0.2, test: float = 0.2) -> dict[str, Batch]:
+    """The examples as train, valid and test, shuffled the same way every time."""
+    count = len(tensors[0])
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
+    ends = [round(count * (1 - valid - test)), round(count * (1 - test))]
+    parts = zip(("train", "valid", "test"), order.tensor_split(ends), strict=True)
+    return {name: tuple(t[rows] for t in tensors) for name, rows in parts}
+
+
 def find_data(root: Path | None, paths: Sequence[str], what: str, where_from: str) -> Path:
     """The first of `paths` below --data (or AGDOPT_DATA)."""
     folder = root or Path(os.environ.get("AGDOPT_DATA", "data"))
@@ -123,9 +142,21 @@ def find_data(root: Path | None, paths: Sequence[str], what: str, where_from: st
     )
 
 
-def make_task(table: Mapping[str, Any], batch: int, device: torch.device, data: Path | None = None) -> Task:
+def source_of(name: str) -> str:
+    """A hash of the file of a task of one's own (`module:attribute`), which may change any day."""
+    module, _, attribute = name.partition(":")
+    try:
+        spec = importlib.util.find_spec(module) if attribute else None
+    except (ImportError, ValueError):
+        spec = None  # make_task will say it
+    if spec is None or spec.origin is None or not spec.has_location:
+        return ""
+    return hashlib.sha256(Path(spec.origin).read_bytes().replace(b"\r\n", b"\n")).hexdigest()[:12]
+
+
+def find_task(name: str) -> Callable[..., Task]:
     """The task a plan names: one of agdopt.race.tasks, or `module:attribute` (a Task class or factory)."""
-    name, options = table["name"], {k: v for k, v in table.items() if k != "name"}
+    need(isinstance(name, str), f"task.name must be text, got {name!r}")
     module, _, attribute = name.partition(":")
     try:
         found = importlib.import_module(module if attribute else f"agdopt.race.tasks.{name}")
@@ -134,17 +165,35 @@ def make_task(table: Mapping[str, Any], batch: int, device: torch.device, data: 
         raise (PlanError(f"task {name!r}: {e}") if attribute else unknown("task", name, own)) from e
     factory: Callable[..., Task] | None = getattr(found, attribute or "TASK", None)
     if factory is None:
-        raise PlanError(f"task {name!r}: {found.__name__} has no {attribute or 'TASK'}")
-    given = ("device", "batch", "data")
+        near = [n for n in vars(found) if not n.startswith("_")]
+        raise unknown(f"task {name!r}: in {found.__name__} there is no", attribute or "TASK", near)
+    need(callable(factory), f"task {name!r} must be a Task class or a function, got {factory!r}")
+    return factory
+
+
+def budget(name: str) -> dict[str, int]:
+    """The epochs and the batch that a task asks for, as far as it does."""
+    factory = find_task(name)
+    defaults = {k: p.default for k, p in inspect.signature(factory).parameters.items()}
+    asked = {k: getattr(factory, k, defaults.get(k)) for k in ("epochs", "batch")}
+    return {k: v for k, v in asked.items() if isinstance(v, int)}
+
+
+def make_task(table: Mapping[str, Any], batch: int, device: torch.device, data: Path | None = None) -> Task:
+    name, options = table["name"], {k: v for k, v in table.items() if k != "name"}
+    factory = find_task(name)
+    given = {"device": device, "batch": batch, "data": data}
     if isinstance(factory, type) and dataclasses.is_dataclass(factory):
         known = {f.name for f in dataclasses.fields(factory)} - set(given)
     else:
-        known = set(inspect.signature(factory).parameters) - set(given)
+        taken = set(inspect.signature(factory).parameters)
+        known = taken - set(given)
+        given = {k: v for k, v in given.items() if k in taken}
     for key in options:
         if key not in known:
             raise unknown("key in [task]", key, known)
     try:
-        task = factory(device=device, batch=batch, data=data, **options)
+        task = factory(**given, **options)
     except PlanError:
         raise
     except Exception as e:

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from agdopt.race.optimizers import build, is_second_order, resolve
 from agdopt.race.plan import Entry, Plan
 from agdopt.race.stepper import Place, Stepper
 from agdopt.race.task import Task
+from agdopt.torch import AGD, switch_report
 
 STEP, WAIT, EPOCH = "step", "wait", "epoch"
 
@@ -36,10 +37,20 @@ class Progress:
     update: int = 0
     averaging: bool = False  # NT-ASGD has gone over to averaging
     diverged_at: int | None = None
+    diverged_by: str = ""  # the first number that was not finite
     seconds: float = 0.0
     resumed: int = 0
     curves: dict[str, list[float]] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+def splits_of(task: Task, plan: Plan) -> tuple[Sequence[str], Sequence[str]]:
+    """The splits for the curves and for the end. Of a search's trial only one is so much as looked at."""
+    if not plan.judge:
+        return task.watch(), task.final()
+    have = ", ".join(task.splits)
+    need(plan.judge in task.splits, f"the search needs a split {plan.judge!r}, and the task has {have}")
+    return [plan.judge], [plan.judge]
 
 
 class Training:
@@ -50,6 +61,7 @@ class Training:
     ) -> None:
         self.task, self.plan, self.entry, self.seed = task, plan, entry, seed
         self.state = Progress(**checkpoint["progress"]) if checkpoint else Progress()
+        self.watch, self.final = splits_of(task, plan)
         self.cls = resolve(entry)
         if is_second_order(self.cls) and plan.clip_grad_norm is not None:
             raise PlanError(
@@ -128,7 +140,7 @@ class Training:
     @torch.no_grad()
     def _judge_all(self, last: bool) -> tuple[dict[str, Any], dict[str, Any]]:
         """What is watched, and after the last epoch the final splits, with the averages the run asks for."""
-        built, params, task = self.stepper.built, self.stepper.params, self.task
+        built, params = self.stepper.built, self.stepper.params
         count = self.state.epoch + 1 - (self.plan.epochs - self.plan.average_last)
         self._mode("eval")  # first: a schedule-free method then moves the weights to its better point
         if count > 0:
@@ -136,9 +148,9 @@ class Training:
             torch._foreach_lerp_(self.mean, [p.detach() for p in params], 1 / count)
         averages = [built.optimizer.state[p]["ax"] for p in params] if self.state.averaging else []
         if last and self.mean:
-            return self._judge(task.watch(), averages), self._judge(task.final(), self.mean)
-        judged = self._judge([*task.watch(), *(task.final() if last else ())], averages)
-        return judged, {k: v for k, v in judged.items() if k.partition(".")[0] in task.final()}
+            return self._judge(self.watch, averages), self._judge(self.final, self.mean)
+        judged = self._judge([*self.watch, *(self.final if last else ())], averages)
+        return judged, {k: v for k, v in judged.items() if k.partition(".")[0] in self.final}
 
     def _judge(self, splits: Iterable[str], weights: list[torch.Tensor]) -> dict[str, Any]:
         """With these weights in place of the model's own; none: as it stands."""
@@ -164,18 +176,29 @@ class Training:
         loss, bad = self.stepper.read()
         values = {key: float(value) for key, value in judged.items()}
         final = {key: float(value) for key, value in judged_last.items()}
-        watched = {k: v for k, v in values.items() if k.partition(".")[0] in task.watch()}
+        watched = {k: v for k, v in values.items() if k.partition(".")[0] in self.watch}
         before = list(state.curves.get(f"valid.{task.metric}", []))
         for key, value in {"train.loss": loss / steps, **numbers, **watched}.items():
             state.curves.setdefault(key, []).append(value)
+        self._look_at_the_switch()
         state.epoch += 1
-        if bad or not all(map(math.isfinite, (values | final).values())):
-            state.diverged_at = bad or state.update
+        wild = ["the loss"] * (bad > 0) + [k for k, v in (values | final).items() if not math.isfinite(v)]
+        if wild:
+            state.diverged_at, state.diverged_by = bad or state.update, wild[0]
         if self.done:
             state.metrics = final or watched
-        for split in task.watch():
+        for split in self.watch:
             need(f"{split}.{task.metric}" in values, f"the task gives no {task.metric!r} for {split!r}")
         self._switch(before)
+
+    def _look_at_the_switch(self) -> None:
+        """Into the curves, where the optimizer has one; a decade that is not told held no share of bhat."""
+        optimizer, curves = self.stepper.built.optimizer, self.state.curves
+        if isinstance(optimizer, AGD):
+            found = {k.replace("/", "."): v for k, v in switch_report(optimizer).numbers().items()}
+            found.pop("switch.step", None)
+            for key in dict.fromkeys([*(k for k in curves if k.startswith("switch.")), *found]):
+                curves.setdefault(key, [0.0] * self.state.epoch).append(found.get(key, 0.0))
 
     def _switch(self, before: list[float]) -> None:
         """NT-ASGD: over to averaging once validation is worse than its best of all but the last n epochs."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,8 +10,7 @@ from torch import Tensor
 from agdopt.core import Hyper
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
+class Options(NamedTuple):
     """One parameter group, read anew at each step."""
 
     hyper: Hyper

@@ -35,6 +35,15 @@ def real(x: Tensor) -> Tensor:
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
 
 
+def in_one_vector(states: list[dict[str, Tensor]]) -> None:
+    """Steps as views of one tensor, whose version tells whether anyone but a kernel has written one."""
+    bases = {id(state["step"]._base) for state in states}
+    if len(bases) > 1 or states[0]["step"]._base is None:
+        vector = torch.stack([state["step"] for state in states])
+        for state, step in zip(states, vector.unbind(), strict=True):
+            state["step"] = step
+
+
 def sort(group: dict[str, Any], first: int, lists: Lists) -> tuple[list[Bucket], list[list[int]]]:
     """Buckets of one body, device and dtype, and which of the lists' entries each holds."""
     salts = [salt(group["seed"], first + i) for i, p in enumerate(group["params"]) if p.grad is not None]

@@ -1,7 +1,8 @@
-"""One Triton launch for all tensors of a bucket (and a tiny one before it for the numbers of the step).
+"""One Triton launch for all tensors of a bucket, through a table of addresses: their number does not matter.
 
-The kernels read a table of addresses, so the number of tensors does not matter. `step` and everything made
-from it stay on the device: nothing waits for the GPU, and a replayed CUDA graph counts on.
+`step` lives on the device, so that a replayed CUDA graph counts on. Where no graph and no scaler is at work
+the host counts beside it, and hands the numbers of the step over; else a tiny launch before makes them there.
+Either way nothing waits for the GPU.
 """
 
 import math
@@ -15,12 +16,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.runtime import driver
 
+from agdopt.core import scalars
 from agdopt.torch.bucket import Bucket, Options, layout
 from agdopt.torch.gpu_kernel import ROW, prepare, update
 
 CHUNK = 1024  # elements a program; larger chunks reach less of the bandwidth
 WARPS = 4
 PREPARED = 128  # tensors a program of `prepare`
+UNKNOWN = -1  # no tensor's version
 
 _TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _INTERPRETED = not hasattr(update, "device_caches")  # TRITON_INTERPRET=1: tests without a GPU
@@ -81,22 +84,45 @@ class _Tables:
             assert layout(p) == layout(m) == layout(b), "the optimizer lays averages out as their parameters"
         homes = (params, bucket.exp_avgs, bucket.exp_avg_sqs, bucket.steps)
         sizes = torch.tensor([p.numel() for p in params], dtype=torch.int64)
-        chunks = -(-sizes // CHUNK)
+        chunks = (-(-sizes // CHUNK)).clamp(min=1)  # an empty tensor has a step to count, too
         columns = [torch.tensor([x.data_ptr() for x in home], dtype=torch.int64) for home in homes]
         table = torch.stack([*columns, sizes, chunks.cumsum(0) - chunks], dim=1).to(device)
         owner = torch.repeat_interleave(torch.arange(len(params), dtype=torch.int32), chunks).to(device)
         salts = torch.tensor(bucket.salts, dtype=torch.int64).to(torch.int32).to(device)
         self.rows = torch.empty((len(params), ROW.value), dtype=torch.float32, device=device)
-        keys = torch.empty((len(params), 2), dtype=torch.int32, device=device)
 
         self.count, self.chunks = len(params), len(owner)
         self.contiguous = all(p.is_contiguous() for p in params)
         self.device = device.index
         self.dtypes = (params[0].dtype, bucket.exp_avgs[0].dtype)
         self.types = tuple(_TYPES[dtype] for dtype in self.dtypes)
-        self.tensors: tuple[Any, ...] = (table, salts, self.rows, keys, owner)
+        self.tensors: tuple[Any, ...] = (table, salts, owner, self.rows)
         self.at: tuple[Any, ...] = tuple(x.data_ptr() for x in self.tensors)
         self.addresses = _Addresses(len(params), device)
+
+        vector = bucket.steps[0]._base  # the optimizer makes them so; inference tensors have no version
+        if vector is None or vector.is_inference() or any(t._base is not vector for t in bucket.steps):
+            vector = None
+        self.steps: Tensor | None = vector
+        self.places = [t.storage_offset() for t in bucket.steps]
+        self.step, self.version, self.used = 0.0, UNKNOWN, False
+
+    def next_step(self) -> float | None:
+        """The number of the coming step; None where tensors differ in it, or the host has yet to learn it.
+
+        It is read from the device once, but not at a first use: tables that do not last are not worth it.
+        Later reads follow only when somebody else has written a step.
+        """
+        if self.steps is None or not self.used:
+            self.used = True
+            return None
+        if self.version != self.steps._version:
+            values = self.steps.tolist()
+            self.version, self.step = self.steps._version, values[self.places[0]]
+            if any(values[i] != self.step for i in self.places):
+                self.steps = None
+                return None
+        return self.step + 1
 
     def gradients(self, bucket: Bucket, capturing: bool) -> Tensor:
         """This step's table of gradient addresses."""
@@ -147,22 +173,39 @@ def step(bucket: Bucket, o: Options) -> None:
 
 
 def _launch(tables: _Tables, grads: Tensor, o: Options) -> None:
-    h, found, scale = o.hyper, o.found_inf, o.grad_scale
     lr = o.lr if isinstance(o.lr, Tensor) and o.lr.device == tables.rows.device else None
+    on_device = o.on_device or lr is not None or o.found_inf is not None or o.grad_scale is not None
+    t = None if on_device else tables.next_step()
+    version, tables.version = tables.version, UNKNOWN  # should this be interrupted
+    numbers: tuple[float, ...] = (0,) + (0.0,) * 12
+    if t is None:
+        _prepare(tables, lr, o)
+    else:
+        k = scalars(t, o.hyper)
+        gain = -1.0 if o.maximize else 1.0
+        numbers = (
+            int(t), k.g, k.m, k.w1, k.w2, k.keep, 1 / k.floor, k.scale, k.clip,
+            gain, float(o.l2), float(o.lr), float(o.shrink),
+        )  # fmt: skip
     rounded = o.stochastic_rounding and tables.dtypes[0] == torch.bfloat16
-
-    key: tuple[Any, ...] = (
-        "prepare",
-        tables.device,
-        lr is not None and lr.dtype,
-        found is None,
-        scale is None,
-    )
+    key = ("update", tables.device, *tables.dtypes, t is None, rounded)
     compiled = _compiled.get(key)
     # A compiled kernel takes bare addresses, and is spared asking tensors for them.
-    table, salts, rows, keys, owner = tables.tensors if compiled is None else tables.at
+    table, salts, owner, rows = tables.tensors if compiled is None else tables.at
+    at: Any = grads if compiled is None else grads.data_ptr()
+    static = (*tables.types, t is None, rounded, CHUNK)
+    _run(update, compiled, key, tables.chunks, (table, at, salts, owner, rows, *numbers, *static))
+    if t is not None:
+        tables.version, tables.step = version, t
+
+
+def _prepare(tables: _Tables, lr: Tensor | None, o: Options) -> None:
+    h, found, scale = o.hyper, o.found_inf, o.grad_scale
+    key = ("prepare", tables.device, lr is not None and lr.dtype, found is None, scale is None)
+    compiled = _compiled.get(key)
+    table, _, _, rows = tables.tensors if compiled is None else tables.at
     args: tuple[Any, ...] = (
-        table, salts, rows, keys,
+        table, rows,
         rows if found is None else found, rows if scale is None else scale, rows if lr is None else lr,
         tables.count,
         float(o.lr) if lr is None else 0.0, float(o.weight_decay if o.decoupled else 0.0), float(o.l2),
@@ -171,18 +214,6 @@ def _launch(tables: _Tables, grads: Tensor, o: Options) -> None:
         found is not None, scale is not None, lr is not None, PREPARED,
     )  # fmt: skip
     _run(prepare, compiled, key, -(-tables.count // PREPARED), args)
-    if tables.chunks:
-        key = ("update", tables.device, *tables.dtypes, rounded)
-        compiled = _compiled.get(key)
-        table, salts, rows, keys, owner = tables.tensors if compiled is None else tables.at
-        at: Any = grads if compiled is None else grads.data_ptr()
-        _run(
-            update,
-            compiled,
-            key,
-            tables.chunks,
-            (table, at, rows, keys, owner, *tables.types, rounded, CHUNK),
-        )
 
 
 def _run(kernel: Any, compiled: Any, key: tuple[Any, ...], programs: int, args: tuple[Any, ...]) -> None:

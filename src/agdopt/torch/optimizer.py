@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, overload
 
 import torch
@@ -14,11 +14,14 @@ from agdopt.torch import executor
 from agdopt.torch.bucket import Bucket, Options, layout
 from agdopt.torch.checks import check_group, check_params, state_dtype
 from agdopt.torch.foreach import step as _foreach
-from agdopt.torch.gather import Gathered, Lists, real, sort
+from agdopt.torch.gather import Gathered, Lists, in_one_vector, real, sort
 from agdopt.torch.loop import step as _loop
 from agdopt.torch.saving import AsSaved, protect
 
-__all__ = ["AGD"]
+__all__ = ["AGD", "AGDW"]
+
+
+_hyper = lru_cache(Hyper)  # checked once, not at every step
 
 
 class AGD(Optimizer):
@@ -185,6 +188,7 @@ class AGD(Optimizer):
                     "AGD does not take sparse gradients: use sparse=False in the embedding, "
                     "or torch.optim.SparseAdam for that parameter"
                 )
+        on_gpu: dict[torch.device, list[dict[str, Tensor]]] = {}
         for p in group["params"]:
             if p.grad is None:
                 continue
@@ -207,11 +211,15 @@ class AGD(Optimizer):
             home = p.device if on_device else torch.device("cpu")
             if state["step"].device != home:
                 state["step"] = state["step"].to(home)
+            if name == "gpu":
+                on_gpu.setdefault(home, []).append(state)
             params.append(p)
             grads.append(p.grad)
             exp_avgs.append(state["exp_avg"])
             exp_avg_sqs.append(state["exp_avg_sq"])
-            steps.append(state["step"])
+        for states in on_gpu.values():
+            in_one_vector(states)
+        steps.extend(self.state[p]["step"] for p in params)
 
     def _options(self, group: dict[str, Any]) -> Options:
         lr = group["lr"]
@@ -220,8 +228,9 @@ class AGD(Optimizer):
             keep = on_device or group["differentiable"] or group["fused"] is not False
             lr = lr.reshape(()) if keep else float(lr)
         beta1, beta2 = group["betas"]
+        hyper = Hyper if torch.compiler.is_compiling() else _hyper  # a cache would break the graph
         return Options(
-            hyper=Hyper(beta1, beta2, group["delta"], group["amsgrad"], group["standardize"], group["clip"]),
+            hyper=hyper(beta1, beta2, group["delta"], group["amsgrad"], group["standardize"], group["clip"]),
             lr=lr,
             weight_decay=group["weight_decay"],
             decoupled=group["decoupled_weight_decay"],
@@ -259,6 +268,56 @@ class AGD(Optimizer):
         self._gathered = {}
         if self.defaults.get("fused"):
             self._step_supports_amp_scaling = True
+
+
+class AGDW(AGD):
+    """AGD by AdamW's settings: the same lr, betas and weight_decay, no delta to guess.
+
+    The change is measured in units of the gradient's noise (standardize), which gives steps Adam's scale;
+    none exceeds clip * lr. delta only keeps 0 / 0 away, so scaling the loss by a power of two changes
+    nothing. All else is AGD's: only the defaults differ, and they stand here alone.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        delta: float = 1e-15,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        decoupled_weight_decay: bool = True,
+        state_dtype: torch.dtype | None = None,
+        standardize: bool = True,
+        clip: float | None = 1.0,
+        stochastic_rounding: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            delta,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=decoupled_weight_decay,
+            state_dtype=state_dtype,
+            standardize=standardize,
+            clip=clip,
+            stochastic_rounding=stochastic_rounding,
+            seed=seed,
+        )
 
 
 def _multi_tensor_agd(bucket: Bucket, options: Options) -> None:
