@@ -110,7 +110,7 @@ class Translation(Task):
     def fetch(self, inputs: Batch) -> Batch:
         source, target = (t.long() for t in inputs)
         # An empty sentence still has an end to look at: attention to nothing would be 0/0.
-        source[:, 0] = torch.where(source[:, 0] == PAD, EOS, source[:, 0])
+        source[:, 0].masked_fill_(source[:, 0] == PAD, EOS)
         return source, F.pad(target[:, :-1], (1, 0), value=EOS), target
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
