@@ -24,6 +24,10 @@ from agdopt.race.checks import ParityError
 from agdopt.race.parity import gate
 
 BASE = "AdamW fused"
+STEP = (
+    *("core/hyper", "core/rule", "torch/optimizer", "torch/gather", "torch/executor", "torch/bucket"),
+    *("torch/rounding", "torch/foreach", "torch/cpu", "torch/cpu_kernel", "torch/gpu", "torch/gpu_kernel"),
+)
 WARM_UP = 3
 VISIT = 10  # steps of one optimizer before the next one's turn
 
@@ -236,12 +240,11 @@ def first_step(device: str) -> dict[str, float]:
 
 
 def fingerprint() -> str:
-    """A hash of the files that decide how fast a step is; a record with another one is of another version."""
+    """A hash of the files that a step goes through; a record with another one is of another version."""
+    rooms = files("agdopt")
     digest = hashlib.sha256()
-    for room in ("core", "torch"):
-        for file in sorted(files("agdopt").joinpath(room).iterdir(), key=lambda f: f.name):
-            if file.name.endswith(".py"):
-                digest.update(file.read_bytes())
+    for name in STEP:
+        digest.update(rooms.joinpath(f"{name}.py").read_bytes())
     return digest.hexdigest()[:12]
 
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.optim import SGD, Adam
 from torch.optim.optimizer import Optimizer
 
+from agdopt.torch.agdw import AGDW
 from agdopt.torch.checks import state_dtype
 from agdopt.torch.gather import real
-from agdopt.torch.optimizer import AGD, AGDW
+from agdopt.torch.optimizer import AGD
 
 __all__ = ["from_adamw", "from_sgd"]
 
