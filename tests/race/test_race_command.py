@@ -114,7 +114,7 @@ def test_examples_race(example, request):
 
 
 ENTRIES = [
-    *("agd", "sgd", "adam", "adamw", "adabelief", "lion", "schedulefree"),
+    *("agd", "agdw", "sgd", "adam", "adamw", "adabelief", "lion", "schedulefree"),
     *("adabound", "adahessian", "adan", "mars", "soap", "muon"),
 ]
 
@@ -275,6 +275,21 @@ def test_when_the_race_is_killed_its_processes_end(tmp_path):
     out, _ = race.communicate(timeout=20)
     assert race.returncode == -9, out
     assert list(Path("runs").glob("tiny/checkpoints/*.ckpt"))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_disk_that_is_full_ends_it_with_a_sentence(jobs):
+    """As far as a limit on a file's size is like one."""
+    Path("plan.toml").write_text(search_text(trials=4))
+    command = f"ulimit -f 4; exec {sys.executable} -m agdopt.race.cli race plan.toml --jobs {jobs}"
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(["bash", "-c", command], env=env, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1, done.stderr
+    assert "File too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    with pytest.warns(UserWarning, match="half written; moved to"):
+        assert race("plan.toml", "--jobs", "1") == 0
+    assert Path("runs/tiny/trials.jsonl").read_text().count("\n") == 8
 
 
 def test_a_process_that_dies_is_said_and_its_run_made_again(capsys):

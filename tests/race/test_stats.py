@@ -64,7 +64,7 @@ def student(x):
 
 
 def test_the_table_that_decided_is_true():
-    text = (Path(__file__).parents[2] / "docs/decisions/0005-few-seeds.md").read_text()
+    text = (Path(__file__).parents[2] / "docs/decisions/0006-few-seeds.md").read_text()
     draws = ("normal", "skewed to the left", "skewed as an exponential")
     for name, method in {
         "percentile bootstrap": percentile,

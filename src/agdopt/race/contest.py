@@ -13,7 +13,7 @@ from agdopt.race.driver import Options
 from agdopt.race.optimizers import resolve
 from agdopt.race.plan import Entry, Plan
 from agdopt.race.pool import cores
-from agdopt.race.record import read, repair
+from agdopt.race.record import Record, read, repair
 from agdopt.race.search import Tuning, sampler_of, trial_plan
 from agdopt.race.show import Show
 from agdopt.race.task import source_of
@@ -99,7 +99,7 @@ def race(plan: Plan, args: argparse.Namespace, started: float, show: Show) -> Re
             result.raced = [e.name for e in entries]
         if result.raced:
             _finals(result, seeds, trainer, show)
-    result.interrupted = trainer.stop.is_set()
+        result.interrupted = trainer.stop.is_set()
     return result
 
 
@@ -111,36 +111,32 @@ def _tune(result: Result, entries: Sequence[Entry], trainer: Trainer, show: Show
     tunings = [Tuning(judged, search, e) for e in entries]
     if sampler_of(search) != search.sampler:
         show.say("Optuna is not installed: a grid with as many trials stands in for its sampler")
-    begun = False
-    failed: set[str] = set()
-    while True:
+
+    def finished() -> dict[str, dict[int, Record]]:
         known = list(read(options.out, *options.have).values())
-        done = {t.entry.name: t.finished(known) for t in tunings}
-        if not begun:
-            count = sum(map(len, done.values()))
-            show.say(f"{plan.name}: {len(tunings) * search.trials} trials, {count} of them have records")
-            for t in tunings:
-                finals = len(t.entry.seeds or plan.seeds)
-                show.expect(t.entry.name, len(done[t.entry.name]), search.trials + finals)
-            begun = True
-        batch = [
-            (n, t.suggest(n, done[t.entry.name]))
-            for t in tunings
-            if t.entry.name not in failed
-            for n in t.ready(done[t.entry.name])
+        return {t.entry.name: t.finished(known) for t in tunings}
+
+    done = finished()
+    count = sum(map(len, done.values()))
+    show.say(f"{plan.name}: {len(tunings) * search.trials} trials, {count} of them have records")
+    for t in tunings:
+        total = search.trials + len(t.entry.seeds or plan.seeds)
+        show.expect(t.entry.name, len(done[t.entry.name]), total)
+    tried: set[tuple[int, str]] = set()  # what failed waits for the next command
+    while not trainer.over():
+        ready = [
+            (n, t) for t in tunings for n in t.ready(done[t.entry.name]) if (n, t.entry.name) not in tried
         ]
-        batch.sort(key=lambda b: b[0])
-        if not batch or trainer.over():
+        if not ready:
             break
-        outcome = trainer.train(judged, [(e, search.seed + n) for n, e in batch], TRIALS)
+        ready.sort(key=lambda r: r[0])
+        tried |= {(n, t.entry.name) for n, t in ready}
+        batch = [(t.suggest(n, done[t.entry.name]), search.seed + n) for n, t in ready]
+        outcome = trainer.train(judged, batch, TRIALS)
         result.failed += outcome.failed
+        done = finished()
         if outcome.left:
             break
-        known = list(read(options.out, *options.have).values())
-        for t in tunings:
-            mine = {n for n, e in batch if e.name == t.entry.name}
-            if mine - set(t.finished(known)):
-                failed.add(t.entry.name)
     whole = [t for t in tunings if len(done[t.entry.name]) == search.trials]
     result.left += sum(search.trials - len(done[t.entry.name]) for t in tunings)
     best = {t.entry.name: t.best(done[t.entry.name]) for t in whole}

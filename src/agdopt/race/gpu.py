@@ -93,6 +93,33 @@ def graphs() -> str:
     return f"39 replays, difference {worst:.1e}"
 
 
+def many_graphs() -> str:
+    """A graph for each shape of the batch, more than there are address tables, all replayed in turn."""
+    eager, captured = _model(), _model()
+    a, b = AGD(eager.parameters(), lr=1e-2), AGD(captured.parameters(), lr=1e-2, capturable=True)
+    graphs = []
+    for t in range(20):
+        batch, graph = _batch(t), torch.cuda.CUDAGraph()
+        for model, optimizer in ((eager, a), (captured, b)):
+            optimizer.zero_grad(set_to_none=True)
+            _backward(_loss(model, batch))
+            optimizer.step()
+        b.zero_grad(set_to_none=True)
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            _backward(_loss(captured, batch))
+            b.step()
+        graphs.append((batch, graph))
+    for batch, graph in graphs:
+        graph.replay()
+        a.zero_grad(set_to_none=True)
+        _backward(_loss(eager, batch))
+        a.step()
+    worst = _difference(eager, captured)
+    assert worst < 1e-5, worst
+    return f"{len(graphs)} graphs, difference {worst:.1e}"
+
+
 def switch() -> str:
     """Of a step that is one graph, a report counts what a CPU counts, and a monitor waits for nothing."""
     model, lines = _model(), list[dict[str, float]]()
@@ -246,7 +273,16 @@ def memcheck() -> str:
     return done.stdout.strip().splitlines()[-1].strip("= ")
 
 
-CHECKS: tuple[Callable[[], str], ...] = (bodies, graphs, switch, scaler, sharded, guards, memcheck)
+CHECKS: tuple[Callable[[], str], ...] = (
+    bodies,
+    graphs,
+    many_graphs,
+    switch,
+    scaler,
+    sharded,
+    guards,
+    memcheck,
+)
 
 
 def main() -> int:

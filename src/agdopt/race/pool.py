@@ -48,6 +48,7 @@ class Pool:
         )
 
     def close(self) -> None:
+        self.stop.set()  # after an error, runs are still going on
         self.executor.shutdown(cancel_futures=True)
 
     def run(self, plan: Plan, runs: Sequence[tuple[Entry, int]], options: Options, show: Show) -> Outcome:

@@ -71,6 +71,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (PlanError, RecordError) as e:
         print(e, file=sys.stderr, flush=True)
         return 2
+    except OSError as e:  # a disk that is full: what has a record is kept
+        print(e, file=sys.stderr, flush=True)
+        return 1
     if result.left:
         show.say(f"{result.left} runs left: the same command goes on with them")
     for line in result.failed:

@@ -1,4 +1,4 @@
-"""What a few runs can say and what they cannot (docs/decisions/0005-few-seeds.md): pure functions."""
+"""What a few runs can say and what they cannot (docs/decisions/0006-few-seeds.md): pure functions."""
 
 import functools
 import itertools

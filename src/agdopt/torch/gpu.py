@@ -146,7 +146,8 @@ class _Tables:
         return table
 
 
-_captured: list[_Tables] = []  # a graph does not tell when it dies: what one reads is kept for ever (some kB)
+# A graph does not tell when it dies: what one reads is kept for ever (some kB).
+_captured: list[tuple[_Tables, _Addresses]] = []
 _compiled: dict[tuple[Any, ...], Any] = {}
 
 
@@ -163,7 +164,7 @@ def step(bucket: Bucket, o: Options) -> None:
         tables = bucket.memo["tables"] = _Tables(bucket)
     grads = tables.gradients(bucket, capturing)
     if capturing:
-        _captured.append(tables)
+        _captured.append((tables, tables.addresses))
     if _INTERPRETED or tables.device == torch.cuda.current_device():
         _launch(tables, grads, o)
     else:
