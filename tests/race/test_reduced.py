@@ -8,27 +8,30 @@ import torch
 from agdopt.race.plan import load
 from agdopt.race.record import read
 from agdopt.race.run import main
-from agdopt.race.task import MissingData, make_task
 
 FOLDER = Path(__file__).parents[2] / "src/agdopt/plans/paper"
+<<<<<<< HEAD
 PLANS = sorted(p.stem for p in FOLDER.glob("*.toml") if p.stem != "cells")
+=======
+PLANS = sorted(p.stem for p in FOLDER.glob("*.toml") if p.stem != "cells")  # a table of the paper's rows
+>>>>>>> main
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_the_plan_trains_reduced(name, data, tmp_path):
+def test_the_plan_trains_reduced(name, data, tmp_path, capsys):
     for package in ("pytorch_optimizer", "sacrebleu", "tokenizers", "PIL"):
         pytest.importorskip(package)
     torch.set_num_threads(1)
     plan = load(f"paper/{name}", scale="reduced")
-    try:
-        make_task(plan.task, plan.batch, torch.device("cpu"), data)
-    except MissingData as missing:
-        pytest.skip(str(missing))
-    # One of AGD, for every plan has one, and the last of the others.
+    # The first that is not AGD, and the last, which is AGD where the plan has one.
     entries = sorted(plan.optimizers.values(), key=lambda e: e.cls == "agdopt.AGD")
     names = ",".join(dict.fromkeys([entries[0].name, entries[-1].name]))
     where = ["--data", str(data), "--device", "cpu", "--out", str(tmp_path)]
-    assert main([f"paper/{name}", "--scale", "reduced", "--seeds", "1", "--optimizers", names, *where]) == 0
+    code = main([f"paper/{name}", "--scale", "reduced", "--seeds", "1", "--optimizers", names, *where])
+    said = capsys.readouterr().err
+    if code == 2 and "is not there: get it from" in said:
+        pytest.skip(said)
+    assert code == 0, said
     for record in read(tmp_path).values():
         assert record.diverged_at is None
         assert record.epochs == plan.epochs

@@ -16,8 +16,7 @@ SIZES = {"width": 32, "hidden": 64, "heads": 2, "layers": 1}
 
 @pytest.fixture
 def make():
-    for package in ("tokenizers", "sacrebleu"):
-        pytest.importorskip(package)
+    pytest.importorskip("tokenizers")
     from agdopt.race.tasks.translation import Translation
 
     return lambda data, **more: Translation(device=CPU, data=data, **{"batch": 256, **SIZES, **more})
@@ -164,3 +163,24 @@ def test_composed_attention_can_be_differentiated_twice(make, tmp_path):
     gradient = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     sum(g.square().sum() for g in gradient).backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("length", [2, 3, 12])
+def test_bleu_by_hand_is_sacrebleus(length):
+    """Short sentences too, where whole orders have no match or are not there."""
+    pytest.importorskip("sacrebleu")
+    from agdopt.race.tasks._bleu import bleu, by_hand
+
+    random = torch.Generator().manual_seed(length)
+
+    def sentence(upper):
+        count = int(torch.randint(1, length, (), generator=random))
+        words = [f"w{int(i)}" for i in torch.randint(0, 5, (count,), generator=random)]
+        return " ".join(w.upper() if upper else w for w in words)
+
+    for _ in range(30):
+        texts, references = ([sentence(upper) for _ in range(4)] for upper in (False, True))
+        assert by_hand(texts, references) == pytest.approx(bleu(texts, references), abs=1e-9)
+    for texts in (["x y"], [""], ["w1 w2 w3 w4 w5"], ["w1 w2"]):
+        expected = bleu(texts, ["w1 w2 w3 w4 w5"])
+        assert by_hand(texts, ["w1 w2 w3 w4 w5"]) == pytest.approx(expected, abs=1e-9)

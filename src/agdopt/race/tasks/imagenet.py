@@ -154,7 +154,7 @@ class ImageNet(Task):
         names = {k: s.classes for k, s in self.sets.items()}
         need(names["train"] == names["test"], f"{self.folder}: train and val have different classes")
         self.splits = {k: (torch.tensor(s.labels),) for k, s in self.sets.items()}
-        self.workers = min(16, len(os.sched_getaffinity(0)) - 1)
+        self.workers = min(16, (os.cpu_count() or 1) - 1)
         self.mean, self.sd = (torch.tensor(v, device=self.device) * 255 for v in (MEAN, SD))
 
     def _images(self, name: str) -> Images:

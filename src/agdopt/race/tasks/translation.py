@@ -20,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from agdopt.race.checks import PlanError, need, unknown
 from agdopt.race.task import Batch, MissingData, Step, Task, find_data
+from agdopt.race.tasks._bleu import bleu
 from agdopt.race.tasks._pairs import SETS, SPLITS, prepare, text
 from agdopt.race.tasks._prepared import digest, save, split
 from agdopt.race.tasks._transformer import EOS, PAD, Transformer, search
@@ -57,12 +58,6 @@ class Translation(Task):
         need(
             self.batch >= WIDTHS[0], f"batch counts tokens and must be at least {WIDTHS[0]}, got {self.batch}"
         )
-        try:
-            from sacrebleu.metrics.bleu import BLEU
-        except ModuleNotFoundError as e:
-            raise PlanError(f"BLEU is judged by sacrebleu: pip install sacrebleu ({e})") from e
-        # The text is in tokens already; force: no warning of that.
-        self.bleu: Any = BLEU(lowercase=True, tokenize="none", force=True)
         super().__post_init__()
 
     def load(self) -> Mapping[str, Batch]:
@@ -115,7 +110,7 @@ class Translation(Task):
     def fetch(self, inputs: Batch) -> Batch:
         source, target = (t.long() for t in inputs)
         # An empty sentence still has an end to look at: attention to nothing would be 0/0.
-        source[:, 0] = torch.where(source[:, 0] == PAD, EOS, source[:, 0])
+        source[:, 0].masked_fill_(source[:, 0] == PAD, EOS)
         return source, F.pad(target[:, :-1], (1, 0), value=EOS), target
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
@@ -142,8 +137,7 @@ class Translation(Task):
         loss = total / (self.splits[split][1][:-1] != PAD).sum()
         scores = {"loss": loss, "perplexity": loss.exp()}
         if split == "test":
-            score = self.bleu.corpus_score(texts, [self.references]).score
-            scores["bleu"] = torch.tensor(score, device=self.device)
+            scores["bleu"] = torch.tensor(bleu(texts, self.references), device=self.device)
         return scores
 
     def text(self, ids: Sequence[int]) -> str:
