@@ -10,11 +10,7 @@ from agdopt.race.record import read
 from agdopt.race.run import main
 
 FOLDER = Path(__file__).parents[2] / "src/agdopt/plans/paper"
-<<<<<<< HEAD
-PLANS = sorted(p.stem for p in FOLDER.glob("*.toml") if p.stem != "cells")
-=======
 PLANS = sorted(p.stem for p in FOLDER.glob("*.toml") if p.stem != "cells")  # a table of the paper's rows
->>>>>>> main
 
 
 @pytest.mark.parametrize("name", PLANS)
