@@ -212,14 +212,15 @@ TINY = ["probe", "tests.race.tiny:Tiny", "--batch", "32", "--steps", "20"]
 
 
 def test_command_line(tmp_path, capsys):
-    assert (
-        main([*TINY, "--json", "--share", "0.5", "--set", "rows=90", "--plot", str(tmp_path / "p.png")]) == 0
-    )
-    numbers = json.loads(capsys.readouterr().out)
+    out, plot = tmp_path / "probe.jsonl", tmp_path / "p.png"
+    options = ["--share", "0.5", "--set", "rows=90", "--plot", str(plot), "--out", str(out)]
+    assert main([*TINY, *options, "--json"]) == 0
+    (numbers,) = json.loads(capsys.readouterr().out)
+    assert json.loads(out.read_text()) == numbers
     assert numbers["task"] == {"name": "tests.race.tiny:Tiny", "rows": 90}
     ((choice,), middle) = numbers["choices"], numbers["bhat"]["0.5"]
     assert choice["delta"] == pytest.approx(middle, rel=0.05)
-    assert (tmp_path / "p.png").stat().st_size > 1000
+    assert plot.stat().st_size > 1000
     assert main(TINY) == 0
     table = capsys.readouterr().out
     assert "0.weight" in table

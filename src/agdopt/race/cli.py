@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -15,7 +16,10 @@ COMMANDS = {
         "agdopt.race.commands.paper",
         "the paper's tables and figures: what holds, and how to repeat it",
     ),
-    "probe": ("agdopt.race.probe_cli", "measure bhat on a task: which delta and lr the paper's AGD wants"),
+    "probe": (
+        "agdopt.race.commands.probe",
+        "measure bhat on a task: which delta and lr the paper's AGD wants",
+    ),
     "race": ("agdopt.race.commands.race", "compare optimizers on a task, with equal tuning and fresh seeds"),
     "report": ("agdopt.race.commands.report", "verdict, table and page from the records of a race"),
     "speed": ("agdopt.race.commands.speed", "time optimizer steps side by side on this machine"),
@@ -24,6 +28,7 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    sys.path.insert(0, os.getcwd())  # where a task of one's own lies
     words = sys.argv[1:] if argv is None else list(argv)
     parser = argparse.ArgumentParser(
         prog="agdopt",
@@ -45,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = modules[args.command].run(args)
     except PlanError as e:
         return _say(e, 2)
-    except (ParityError, OSError) as e:
+    except OSError as e:
+        return _say(f"{e.filename}: {e.strerror}" if e.filename else e, 1)
+    except ParityError as e:
         return _say(e, 1)
     except ModuleNotFoundError as e:
         extra = "torch" if e.name == "torch" else "race"

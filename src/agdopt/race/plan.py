@@ -190,7 +190,7 @@ def from_table(table: Mapping[str, Any]) -> Plan:
     return plan
 
 
-def _override(table: dict[str, Any], setting: str) -> None:
+def override(table: dict[str, Any], setting: str) -> None:
     """`schedule.milestones=[1]`: the value as TOML, or as text where it is none."""
     path, equals, text = setting.partition("=")
     need(bool(equals), f"--set wants key=value, got {setting!r}")
@@ -245,5 +245,5 @@ def load(
         _merge(table, reduced)
     table = {k: v for k, v in {**table, **(changes or {})}.items() if v is not None}
     for setting in settings:
-        _override(table, setting)
+        override(table, setting)
     return from_table(table)

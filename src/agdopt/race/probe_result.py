@@ -4,13 +4,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, TextIO
 
 import numpy as np
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from agdopt.race.show import table
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 SHARES = (0.99, 0.9, 0.5, 0.1, 0.01)
@@ -94,24 +93,26 @@ class Probe:
             "choices": self.choices(adamw_lr, shares),
         }
 
-    def table(self, adamw_lr: float, shares: Sequence[float] = SHARES) -> "RenderableType":
-        from rich.console import Group
-        from rich.table import Table
+    def show(self, adamw_lr: float, shares: Sequence[float] = SHARES, stream: TextIO | None = None) -> None:
+        """Two tables: where bhat lies, and what to choose."""
 
         def number(value: float | None) -> str:
             return "-" if value is None else f"{value:.2e}"
 
-        layers = Table("layer", "coordinates", *(f"{q:.0%}" for q in QUANTILES), title="bhat, quantiles")
         overall = Layer("all", self.coordinates, levels(self.bhat))
-        for layer in (*self.layers, overall):
-            layers.add_row(layer.name, f"{layer.coordinates:,}", *map(number, layer.quantiles))
-        title = f"AGD in place of AdamW at lr {adamw_lr:g}"
-        choices = Table("adaptive share", "delta", "lr", "SGD's rate lr / delta", title=title)
+        head = ["layer", "coordinates", *(f"{q:.0%}" for q in QUANTILES)]
+        rows = [
+            [layer.name, f"{layer.coordinates:,}", *map(number, layer.quantiles)]
+            for layer in (*self.layers, overall)
+        ]
+        table("bhat, quantiles", head, rows, stream)
+        rows = []
         for row in self.choices(adamw_lr, shares):
             delta, lr = row["delta"], row["lr"]
             rate = lr / delta if lr and delta else None
-            choices.add_row(f"{row['share']:.0%}", number(delta), number(lr), number(rate))
-        return Group(layers, choices)
+            rows.append([f"{row['share']:.0%}", number(delta), number(lr), number(rate)])
+        head = ["adaptive share", "delta", "lr", "SGD's rate lr / delta"]
+        table(f"AGD in place of AdamW at lr {adamw_lr:g}", head, rows, stream)
 
     def plot(self, path: Path | str) -> None:
         """How bhat is distributed, and the share that a delta makes adaptive."""

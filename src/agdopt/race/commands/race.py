@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import importlib.resources
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -45,7 +44,6 @@ def run(args: argparse.Namespace) -> int:
         return new_task(args.new_task)
     started = time.monotonic()
     quiet()
-    sys.path.insert(0, os.getcwd())  # where a task of one's own lies
     stream = sys.stderr if args.json else sys.stdout
     found: list[Record] = []
     code = 0

@@ -1,4 +1,4 @@
-"""agdopt probe module:task"""
+"""agdopt probe: where bhat settles on a task, and which delta and lr the paper's AGD wants there."""
 
 import argparse
 import json
@@ -29,18 +29,20 @@ def add(commands: Any) -> None:
     parser.add_argument("--data", type=Path, help="folder of the data sets; default: AGDOPT_DATA")
     parser.add_argument("--device", help="default: cuda where there is one")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the distribution")
-    parser.add_argument("--json", action="store_true", help="plain numbers on standard output, no table")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="append the numbers to this JSON-lines file")
+    parser.add_argument("--json", action="store_true", help="plain numbers as a JSON list, no table")
     parser.set_defaults(run=run)
 
 
-def run(args: argparse.Namespace, _: object = None) -> int:
+def run(args: argparse.Namespace) -> int:
     import torch
 
     from agdopt.race.checks import PlanError, need
-    from agdopt.race.plan import _override as override
+    from agdopt.race.plan import override
     from agdopt.race.probe import probe
     from agdopt.race.probe_result import SHARES
     from agdopt.race.recorder import commit, versions
+    from agdopt.race.speed import save
     from agdopt.race.task import make_task
 
     shares = args.share or SHARES
@@ -60,14 +62,14 @@ def run(args: argparse.Namespace, _: object = None) -> int:
         raise PlanError(str(e)) from e
     if args.plot:
         found.plot(args.plot)
+    made = {"task": table, "batch": args.batch, "seed": args.seed}
+    record = {**made, "versions": versions(), "commit": commit(), **found.numbers(args.lr, shares)}
+    if args.out:
+        save(record, args.out)
     if args.json:
-        made = {"task": table, "batch": args.batch, "seed": args.seed}
-        made |= {"versions": versions(), "commit": commit()}
-        print(json.dumps({**made, **found.numbers(args.lr, shares)}))
+        print(json.dumps([record]))
     else:
-        from rich.console import Console
-
-        Console().print(found.table(args.lr, shares))
+        found.show(args.lr, shares)
     return 0
 
 
