@@ -339,7 +339,10 @@ def test_run_trains_and_the_same_command_goes_on(data, tmp_path, monkeypatch, ca
     monkeypatch.chdir(tmp_path)
     small = ["--scale", "reduced", "--optimizers", "sgd,agd", "--set", "task.images=100", "--jobs", "1"]
     words = ["paper", "run", "T4.resnet20", *small, "--data", str(data), "--device", "cpu", "--threads", "1"]
-    assert main([*words, "--seeds", "1"]) == 0
+    code, said = main([*words, "--seeds", "1"]), capsys.readouterr().err
+    if code == 2 and "is not there: get it from" in said:
+        pytest.skip(said)
+    assert code == 0, said
     assert main([*words, "--seeds", "1,2"]) == 0
     assert "4 runs, 2 of them have records" in capsys.readouterr().out
     assert main(["paper", "list", "T4.resnet20", "--json"]) == 0
