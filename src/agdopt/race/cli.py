@@ -50,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = modules[args.command].run(args)
     except PlanError as e:
         return _say(e, 2)
+    except BrokenPipeError:  # whoever read the output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except OSError as e:
         return _say(f"{e.filename}: {e.strerror}" if e.filename else e, 1)
     except ParityError as e:

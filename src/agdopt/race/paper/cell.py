@@ -107,6 +107,6 @@ def select(wanted: Iterable[str], known: Sequence[str]) -> list[str]:
             near = difflib.get_close_matches(word.lower(), [n.lower() for n in [*known, *rows]], n=1)
             exact = [n for n in [*known, *rows] if near and n.lower() == near[0]]
             hint = f"did you mean {exact[0]}?" if exact else f"there are {', '.join(rows)}"
-            raise PlanError(f"no row or cell {word!r} of the paper; {hint} `agdopt paper list` has them all")
+            raise PlanError(f"no row or cell {word!r} of the paper; {hint}; `agdopt paper list` has them all")
         found += own
     return [n for n in known if n in found] if wanted else list(known)
