@@ -106,7 +106,7 @@ def draw(picture: Picture) -> Figure:
         _draw_curves(axes, picture.shown, 1 / 8)
         _draw_curves(end, picture.shown, 3 / 4)
         end.set_title("the last quarter")
-        axes.legend()
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside lower left", ncols=3)
     elif picture.kind == "swept":
         axes = figure.subplots()
         _draw_swept(axes, picture.shown)
