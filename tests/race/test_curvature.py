@@ -1,6 +1,5 @@
 """C1: Hessians that are known, signals that are AGD's own, and a verdict that can go either way."""
 
-import json
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,7 +11,7 @@ from torch import nn
 
 from agdopt import AGD
 from agdopt.race.curvature import main, run, trace, windows
-from agdopt.race.curvature_report import FILE, judge, lines
+from agdopt.race.curvature_report import FILE, judge, lines, of
 from agdopt.race.hessian import Objective, Signals, flat, rank_correlation
 from agdopt.race.plan import from_table
 from agdopt.race.task import Task
@@ -166,7 +165,7 @@ def test_the_command_measures_once_and_draws(tmp_path, capsys):
     assert "C1.digits" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("cell", ["C1.resnet20", "C1.lstm", "C1.lstm-dropout"])
+@pytest.mark.parametrize("cell", ["C1.resnet20", "C1.lstm"])
 def test_the_papers_models_at_the_reduced_scale(cell, data, tmp_path):
     from agdopt.race.task import MissingData
 
@@ -179,7 +178,7 @@ def test_the_papers_models_at_the_reduced_scale(cell, data, tmp_path):
     assert mean["halves.product"] > 0.1
 
 
-def test_verdicts_need_seeds_a_lead_and_a_cosine_of_ones_own(tmp_path):
+def test_verdicts_need_seeds_a_lead_and_a_cosine_of_ones_own():
     def fake(s, g, unmoved, scale="paper"):
         found = []
         for seed in range(5):
@@ -197,5 +196,7 @@ def test_verdicts_need_seeds_a_lead_and_a_cosine_of_ones_own(tmp_path):
     assert judge(fake(0.5, 0.502, 0.1))[1] == "cannot tell"
     assert judge(fake(0.5, 0.1, 0.1)[:3])[1] == "cannot tell"
     assert judge(fake(0.5, 0.1, 0.1, "reduced"))[1] == "cannot tell"
-    assert json.loads(json.dumps(fake(0.5, 0.1, 0.1)))
+    both = [*fake(0.4, 0.1, 0.1), *fake(0.1, 0.1, 0.1, "reduced"), *fake(0.5, 0.1, 0.1)]
+    assert of(both, "C1") == fake(0.5, 0.1, 0.1)
+    assert of(both, "C2") == []
     assert FILE != "records.jsonl"  # which are races'

@@ -12,11 +12,11 @@ coordinates beside bhat and the rivals' averages. Two things to know when readin
 """
 
 import argparse
+import dataclasses
 import json
-import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,8 +26,8 @@ import torch
 
 from agdopt.race.checks import need, unknown
 from agdopt.race.curvature_report import FILE, Line, judge, lines, picture
-from agdopt.race.hessian import Objective, Signals, compare, flat
-from agdopt.race.plan import SCALES, load
+from agdopt.race.hessian import Objective, Signals, compare, flat, mean_of, means
+from agdopt.race.plan import SCALES, canonical, load
 from agdopt.race.recorder import commit, environment, versions
 from agdopt.race.task import make_task
 from agdopt.race.train import STEP, Training, mix
@@ -48,17 +48,19 @@ class Cell:
 # The paper's recipe, but shorter; in float32, and without CUDA graphs, which hide gradients.
 SHORT = ("epochs=20", "schedule.milestones=[10, 15]")
 TINY = ("epochs=2", "seeds=[1]")
-LSTM_TINY = (*TINY, "schedule.milestones=[1]", "task.words=10000", "task.embedding=64")
-RESNET_TINY = (*TINY, "schedule.milestones=[1]", "task.images=512", "batch=64")
+LSTM = ("epochs=10", "schedule.milestones=[5, 7]")
+LSTM_TINY = (*TINY, "schedule.milestones=[1]", "task.words=5000", "task.embedding=64", "task.bptt=20")
+RESNET_TINY = (*TINY, "schedule.milestones=[1]", "task.images=512", "batch=32")
 RATES = ("optimizers.agd.lr=3e-4", "optimizers.adamw.lr=3e-3")
 CELLS = {
     "C1.resnet20": Cell("paper/t4-resnet20", SHORT, RESNET_TINY),
-    "C1.lstm": Cell("paper/t3-ptb1", SHORT, LSTM_TINY, cudnn=False),
+    "C1.lstm": Cell("paper/t3-ptb1", LSTM, LSTM_TINY, probes=4, cudnn=False),
     # Training's loss has its masks; without them H is that of a net that nobody trains.
-    "C1.lstm-dropout": Cell("paper/t3-ptb1", SHORT, LSTM_TINY, cudnn=False, dropout=True),
+    "C1.lstm-dropout": Cell("paper/t3-ptb1", LSTM, LSTM_TINY, probes=4, cudnn=False, dropout=True),
     "C1.digits": Cell("digits", RATES, TINY, agd="agd", batches=16),
 }
 LOOKS = {"paper": (20, 4), "reduced": (4, 2)}  # points, each of so many steps in a row
+FEW: Mapping[str, Any] = {"batches": 2, "probes": 1}  # at the reduced scale
 
 
 def windows(total: int, points: int, steps: int) -> list[range]:
@@ -91,9 +93,8 @@ def trace(training: Training, objective: Objective, looks: tuple[int, int], prob
         t = training.state.update
         with training.here():
             # The gradient at w_t is there; the weights have gone on to w_{t+1}.
-            found = dict(
-                signals.step(flat([torch.zeros_like(p) if p.grad is None else p.grad for p in params]))
-            )
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+            found = dict(signals.step(flat(grads)))
             if look is not None:
                 if before is not None:
                     found["exact"] = look.gradient - before.gradient  # below 1: the curvature has changed
@@ -102,7 +103,7 @@ def trace(training: Training, objective: Objective, looks: tuple[int, int], prob
                     parts[name].append(compare(found, signals, look, t in last, part))
             if t in last:
                 path.append(t)
-                for key, value in _means(whole).items():
+                for key, value in means(whole).items():
                     curves.setdefault(key, []).append(value)
                 whole = []
             before, w_before, w = look, w, flat(params)
@@ -114,20 +115,10 @@ def trace(training: Training, objective: Objective, looks: tuple[int, int], prob
         "t": path,
         "steps": state.update,
         "metrics": state.metrics,
-        "mean": {key: _mean(values) for key, values in curves.items()},
+        "mean": {key: mean_of(values) for key, values in curves.items()},
         "curves": curves,
-        "layers": {name: _means(rows) for name, rows in parts.items()},
+        "layers": {name: means(rows) for name, rows in parts.items()},
     }
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    known = [v for v in values if v is not None]
-    return round(statistics.fmean(known), 5) if known else None
-
-
-def _means(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
-    keys = dict.fromkeys(key for row in rows for key in row)
-    return {key: _mean(row.get(key) for row in rows) for key in keys}
 
 
 def run(
@@ -141,25 +132,27 @@ def run(
     """Measures a cell, a line of out/cells.jsonl for each seed; what has a line is not measured again."""
     if cell not in CELLS:
         raise unknown("cell", cell, CELLS)
-    c = CELLS[cell]
+    c = dataclasses.replace(CELLS[cell], **FEW) if scale == "reduced" else CELLS[cell]
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    known = {line["seed"]: line for line in lines(out) if (line["cell"], line["scale"]) == (cell, scale)}
     settings = [*c.settings, *(c.reduced if scale == "reduced" else ()), "precision='fp32'", "graph=false"]
     plan = load(c.plan, settings)
-    seeds = seeds or plan.seeds
-    task = None
+    entries = {"AGD": plan.optimizers[c.agd], "AdamW": plan.optimizers["adamw"]}
+    what: dict[str, Any] = {"cell": cell, "schema": 1, "scale": scale}
+    what["recipe"] = {name: canonical(plan.recipe(entry)) for name, entry in entries.items()}
+    what["measured"] = {"batches": c.batches, "probes": c.probes, "dropout": c.dropout}
+    # A line of another recipe does not count, so that an edited plan is measured anew.
+    known = {line["seed"]: line for line in lines(out) if what.items() <= line.items()}
+    seeds, task = seeds or plan.seeds, None
     for seed in (s for s in seeds if s not in known):
         task = task or make_task(plan.task, plan.batch, where, data)
-        start, paths, recipe = time.perf_counter(), {}, {}
-        for name, entry in (("AGD", plan.optimizers[c.agd]), ("AdamW", plan.optimizers["adamw"])):
+        start, paths = time.perf_counter(), {}
+        for name, entry in entries.items():
             training = Training(task, plan, entry, seed)
             with training.here():
-                chosen = mix(seed, "objective")
+                chosen = mix(seed, "objective")  # the same for both paths
                 objective = Objective(task, training.model, c.batches, chosen, c.dropout, c.cudnn)
             paths[name] = trace(training, objective, LOOKS[scale], c.probes)
-            recipe[name] = plan.recipe(entry)
-        line = {"cell": cell, "schema": 1, "scale": scale, "seed": seed, "paths": paths, "recipe": recipe}
-        line["measured"] = {k: v for k, v in vars(c).items() if k in ("batches", "probes", "dropout")}
+        line = {**what, "seed": seed, "paths": paths}
         line["environment"] = {
             **environment(where),
             "versions": versions(),

@@ -12,12 +12,24 @@ from agdopt.race.stats import interval, summary
 HOLDS, DOES_NOT, CANNOT_TELL = "holds", "does not", "cannot tell"
 FILE = "cells.jsonl"  # below --out: a line for each cell, scale and seed
 SIGNALS = {"s": "AGD's s", "g": "Adam's g", "g - m": "AdaBelief's g - m", "g - g'": "g - g'", "mhat": "mhat"}
+# g - m lies on top of s but for the first steps.
+STYLES: Mapping[str, Any] = {
+    "g - m": {"linestyle": "--"},
+    "unmoved": {"color": "black", "linestyle": ":"},
+}
 Line = Mapping[str, Any]
 
 
 def lines(out: Path) -> list[Line]:
     path = out / FILE
     return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+
+
+def of(found: Sequence[Line], cell: str) -> list[Line]:
+    """What answers for a cell: the newest line of each seed, of the paper's scale if there is any."""
+    own = [line for line in found if line["cell"] == cell]
+    own = [line for line in own if line["scale"] == "paper"] or own
+    return list({line["seed"]: line for line in own}.values())
 
 
 def by_seed(found: Sequence[Line], key: str, path: str = "AGD") -> list[float]:
@@ -36,9 +48,8 @@ def judge(found: Sequence[Line]) -> tuple[str, str]:
     words = "cosine with H dw: "
     words += ", ".join(f"{k} {m.mean:.3f}" + (f" ± {m.sd:.3f}" if m.sd else "") for k, m in mean.items())
     words += f"; H dw is {statistics.fmean(by_seed(found, 'share')):.1%} of s by length"
-    words += (
-        f"; halves of the batches agree on H dw to {statistics.fmean(by_seed(found, 'halves.product')):.3f}"
-    )
+    halves = statistics.fmean(by_seed(found, "halves.product"))
+    words += f"; halves of the batches agree on H dw to {halves:.3f}"
     ranked = ", ".join(f"{k} {statistics.fmean(by_seed(found, f'rank.{k}')):.3f}" for k in RANKED.values())
     words += f". Rank correlation with |diag H|: {ranked}"
     s, g, unmoved = (by_seed(found, f"cosine.{k}") for k in ("s", "g", "unmoved"))
@@ -49,6 +60,10 @@ def judge(found: Sequence[Line]) -> tuple[str, str]:
     if min(ahead[0], earned[0]) > 0:
         return words, HOLDS
     return words, DOES_NOT if min(ahead[1], earned[1]) < 0 else CANNOT_TELL
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def picture(found: Sequence[Line], out: Path) -> None:
@@ -63,17 +78,13 @@ def picture(found: Sequence[Line], out: Path) -> None:
         count = min(len(run["t"]) for run in runs)
         t = runs[0]["t"][:count]
         for key, label in {**SIGNALS, "unmoved": "s without H dw"}.items():
-            curves = [
-                [float("nan") if v is None else v for v in r["curves"][f"cosine.{key}"][:count]] for r in runs
-            ]
+            curves = [[_number(v) for v in r["curves"][f"cosine.{key}"][:count]] for r in runs]
             seeds = list(zip(*curves, strict=True))
-            style = {"color": "black", "linestyle": ":"} if key == "unmoved" else {}
-            (line,) = ax.plot(
-                t, [statistics.fmean(v) for v in seeds], label=label, gid=f"{path} {key}", **style
-            )
-            ax.fill_between(
-                t, *zip(*((min(v), max(v)) for v in seeds), strict=True), color=line.get_color(), alpha=0.15
-            )
+            style = STYLES.get(key, {})
+            mean = [statistics.fmean(v) for v in seeds]
+            (drawn,) = ax.plot(t, mean, label=label, gid=f"{path} {key}", **style)
+            low, high = [min(v) for v in seeds], [max(v) for v in seeds]
+            ax.fill_between(t, low, high, color=drawn.get_color(), alpha=0.12, linewidth=0)
         ax.axhline(0, color="black", linewidth=0.5)
         ax.set(title=f"{found[0]['cell']}, along {path}", xlabel="step")
     panels[0].set_ylabel("cosine with H dw")

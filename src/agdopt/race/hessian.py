@@ -1,7 +1,8 @@
 """A task's Hessian along a training, and what optimizers take in its place: the two sides of C1."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -174,3 +175,13 @@ def compare(
         if len(look.diagonals) == 2:
             numbers["halves.diagonal"] = rank_correlation(*look.diagonals[:, part].abs())
     return numbers
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if v is not None]
+    return round(statistics.fmean(known), 5) if known else None
+
+
+def means(rows: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    keys = dict.fromkeys(key for row in rows for key in row)
+    return {key: mean_of(row.get(key) for row in rows) for key in keys}
