@@ -316,7 +316,6 @@ def test_the_readme_gets_five_lines(capsys):
             "CIFAR-10 is not there: get it from",
         ),
         (["run", "T4.resnet20", "--optimizers", "agdd"], 2, "did you mean 'agd'"),
-        (["run", "C1"], 1, "nothing to run"),
         (["list", "--results", "nowhere"], 2, "there is no such folder"),
     ],
 )

@@ -46,7 +46,10 @@ def judge(found: Sequence[Line]) -> tuple[str, str]:
     keys = [*SIGNALS, "unmoved", "exact"]
     mean = {k: summary(by_seed(found, f"cosine.{k}")) for k in keys}
     words = "cosine with H dw: "
-    words += ", ".join(f"{k} {m.mean:.3f}" + (f" ± {m.sd:.3f}" if m.sd else "") for k, m in mean.items())
+    told = {"unmoved": "s without its share of H dw", "exact": "the exact gradients' difference"}
+    words += ", ".join(
+        f"{told.get(k, k)} {m.mean:.3f}" + (f" ± {m.sd:.3f}" if m.sd else "") for k, m in mean.items()
+    )
     words += f"; H dw is {statistics.fmean(by_seed(found, 'share')):.1%} of s by length"
     halves = statistics.fmean(by_seed(found, "halves.product"))
     words += f"; halves of the batches agree on H dw to {halves:.3f}"

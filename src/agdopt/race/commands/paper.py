@@ -82,10 +82,10 @@ def _run(args: argparse.Namespace) -> int:
         code = max(code, _numerical(name, args))
     trained = [cells()[n] for n in chosen if n in cells()]
     for cell in trained:
-        if not cell.plan:
-            why = f"nothing to run: {cell.reason}" if cell.reason else "documented by `agdopt paper report`"
-            print(f"agdopt: {cell.name}: {why}", file=sys.stderr)
-            code = max(code, int(cell.judge == "none"))
+        if cell.described:
+            print(f"agdopt: {cell.name}: documented by `agdopt paper report`", file=sys.stderr)
+        elif cell.judge == "curvature":
+            _curvature(cell, args)
     for plan, wanted in _plans(trained, args):
         try:
             found, stopped = _train(plan, wanted, args, started)
@@ -108,6 +108,17 @@ def _numerical(name: str, args: argparse.Namespace) -> int:
     (row,) = (r for r in numerical.listing({name: record}) if r["cell"] == name)
     print(f"{name}: {row['verdict']}. {row['ours']}", flush=True)
     return 0
+
+
+def _curvature(cell: Cell, args: argparse.Namespace) -> None:
+    from agdopt.race import curvature, curvature_report
+    from agdopt.race.paper.listing import CURVATURE
+
+    out = args.out or args.results / CURVATURE
+    seeds = [int(seed) for seed in args.seeds.split(",") if seed]
+    found = curvature.run(cell.name, out, args.data, args.scale or "paper", args.device or "", seeds)
+    words, verdict = curvature_report.judge(found)
+    print(f"{cell.name}: {verdict}. {words}", flush=True)
 
 
 def _plans(trained: Sequence[Cell], args: argparse.Namespace) -> list[tuple[Plan, list[str]]]:

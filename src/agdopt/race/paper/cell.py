@@ -10,7 +10,7 @@ from typing import Any
 
 from agdopt.race.checks import PlanError, fields_of, unknown
 
-JUDGES = ("best", "beyond", "robust", "switch", "cost", "parameters", "table", "none")
+JUDGES = ("best", "beyond", "robust", "switch", "cost", "parameters", "table", "curvature")
 NUMERICAL = ("F1", "F3", "F7", "C3", "THEORY")  # rows whose cells stand in race/numerical
 ORDER = [*(f"T{i}" for i in range(1, 9)), *(f"F{i}" for i in range(1, 9)), "X1", "X2"]
 ORDER += ["THEORY", "C1", "C2", "C3", "E1", "G1"]

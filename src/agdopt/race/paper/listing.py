@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agdopt.race import numerical
+from agdopt.race import curvature_report, numerical
 from agdopt.race.paper.cell import Cell, cells, names, select
-from agdopt.race.paper.evidence import DONE, NOT_YET, Evidence, gather, plan_of, records
-from agdopt.race.paper.finding import Finding, Pick, picks
+from agdopt.race.paper.evidence import DONE, NOT_YET, REDUCED, Evidence, gather, plan_of, records
+from agdopt.race.paper.finding import CANNOT_TELL, Finding, Pick, picks
 from agdopt.race.paper.measure import costs
 from agdopt.race.paper.verdict import judge
 
-NUMERICAL = "numerical/records.jsonl"  # below the results
+NUMERICAL, CURVATURE = "numerical/records.jsonl", "c1"  # below the results
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,10 @@ class Line:
     @property
     def command(self) -> str:
         """What makes, or goes on with, the runs behind it."""
-        if self.cell and self.cell.judge == "none":
-            return ""
         if self.cell and self.cell.described:
             return "agdopt paper report"
         seeds = ""
-        if self.cell and len(plan_of(self.cell.plan).seeds) < 3:
+        if self.cell and self.cell.plan and len(plan_of(self.cell.plan).seeds) < 3:
             seeds = " --seeds 1,2,3"
         return f"agdopt paper run {self.name}{seeds}"
 
@@ -89,9 +87,22 @@ def listing(results: Path, wanted: Iterable[str] = ()) -> list[Line]:
             ours = row["ours"] if done else None
             words = row["ours"] if done else ""
             found.append(Line(name, row["claim"], status, row["verdict"], words, ours, row["paper"], why))
+        elif cells()[name].judge == "curvature":
+            found.append(_curvature(cells()[name], results / CURVATURE))
         else:
             found.append(line(cells()[name], known))
     return found
+
+
+def _curvature(cell: Cell, folder: Path) -> Line:
+    """A question of ours, so its full recipe is ours, too."""
+    found = curvature_report.of(curvature_report.lines(folder), cell.name)
+    if not found:
+        return Line(cell.name, cell.claim, NOT_YET, CANNOT_TELL, "", None, None, "", cell)
+    words, verdict = curvature_report.judge(found)
+    whole = found[0]["scale"] == "paper" and len(found) >= 3
+    why = f"{len(found)} seeds" if whole else f"{len(found)} seeds, scale {found[0]['scale']}"
+    return Line(cell.name, cell.claim, DONE if whole else REDUCED, verdict, words, words, None, why, cell)
 
 
 def line(cell: Cell, known: Iterable[Any]) -> Line:

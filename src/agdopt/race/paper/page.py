@@ -9,11 +9,12 @@ from agdopt.race.paper.evidence import DONE, NOT_YET, REDUCED
 from agdopt.race.paper.finding import CANNOT_TELL, DOES_NOT, HOLDS, decimals, number
 from agdopt.race.paper.listing import Line, listing, text
 
-NUMBERS = {  # rows of docs/trajectories.md, which shows them at length
+NUMBERS = {  # rows that no plan's runs answer
     "F1": "Beale's path",
     "F3": "three functions",
     "F7": "larger rates",
     "C3": "the variance of mhat",
+    "C1": "s and the Hessian",
 }
 HEADS = {
     HOLDS: "Holds",
@@ -71,8 +72,8 @@ def summary(lines: Sequence[Line]) -> str:
 
 def _open(lines: Iterable[Line]) -> list[Line]:
     """What is left to run, each plan once."""
-    waiting = sorted((x for x in lines if x.cell and x.cell.plan and x.status != DONE), key=lambda x: x.hours)
-    return list({line.cell.plan: line for line in waiting if line.cell}.values())
+    waiting = sorted((x for x in lines if x.hours and x.status != DONE), key=lambda x: x.hours)
+    return list({line.cell.plan or line.name: line for line in waiting if line.cell}.values())
 
 
 def judged(lines: Iterable[Line]) -> dict[str, list[Line]]:
@@ -117,7 +118,7 @@ def cell_table(lines: Sequence[Line]) -> str:
         if line.evidence.seeds:
             status += f", {line.evidence.seeds} seeds" if line.evidence.seeds > 1 else ", 1 seed"
         status += f": {line.why}" if line.why else ""
-        again = f"`{line.command}`" + (f", {line.hours:g} h" if line.cell and line.cell.plan else "")
+        again = f"`{line.command}`" + (f", {line.hours:g} h" if line.hours else "")
         paper = line.paper if not isinstance(line.paper, Mapping) else _paper(line)
         verdict = f"**{line.verdict}**" if line.status != NOT_YET else ""
         rows.append(
