@@ -40,8 +40,8 @@ def speed_block(found: list[dict[str, Any]]) -> str:
         return "Speed has not been measured on this version: `agdopt speed` does it on your machine."
     parts = [
         "Time of a whole `step()` relative to `torch.optim.AdamW(fused=True)` in one run. Parameters are "
-        "float32 but where it says otherwise; medians over interleaved rounds of ten steps each; less is "
-        "faster. `agdopt speed` prints yours."
+        "float32 but where it says otherwise; medians over interleaved rounds, of ten steps each for small "
+        "models; less is faster. `agdopt speed` prints yours."
     ]
     for device, works in devices.items():
         some = next(iter(works.values()))
