@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from agdopt.race import cli, docs, parity, speed
+from agdopt.race import cli, docs, parity, speed, timed
 
 TINY = {"large": [(300,)], "many": [(3,), (2, 2)]}
 
 
 @pytest.fixture
 def tiny(monkeypatch):
-    monkeypatch.setattr(speed, "works", lambda device: TINY)
+    monkeypatch.setattr(timed, "works", lambda device: TINY)
     monkeypatch.setattr(speed, "first_step", lambda device: {"cold": 2.0, "cached": 0.5})
     monkeypatch.setattr(
         speed, "gate", lambda device: parity.Gate(compared=1, worst={"automatic float32": 1e-7})
@@ -21,11 +21,11 @@ def tiny(monkeypatch):
 
 def test_works_have_the_sizes_they_are_named_for():
     for device, large, gpt in (("cpu", 16_000_000, 98), ("cuda", 128 << 20, 146)):
-        works = speed.works(device)
+        works = timed.works(device)
         assert [len(shapes) for shapes in works.values()] == [1, gpt, 59, 1000]
         assert speed._elements(works["large"]) == large
-    assert speed._elements(speed.works("cpu")["gpt"]) == pytest.approx(30e6, rel=0.03)
-    assert speed._elements(speed.works("cuda")["gpt"]) == pytest.approx(204e6, rel=0.01)
+    assert speed._elements(timed.works("cpu")["gpt"]) == pytest.approx(30e6, rel=0.03)
+    assert speed._elements(timed.works("cuda")["gpt"]) == pytest.approx(204e6, rel=0.01)
 
 
 def test_records_and_table(tiny, tmp_path, capsys):
@@ -36,7 +36,7 @@ def test_records_and_table(tiny, tmp_path, capsys):
     assert [r["work"] for r in records] == list(TINY)
     for record in records:
         rows = {row["name"]: row for row in record["rows"]}
-        assert rows[speed.BASE]["ratio"] == 1.0
+        assert rows[timed.BASE]["ratio"] == 1.0
         assert {"AGD", "AGD, bf16 states", "AGD foreach", "copy of the same bytes"} <= rows.keys()
         assert all(0 < row["p20"] <= row["ms"] <= row["p80"] for row in rows.values())
         assert record["fingerprint"] == speed.fingerprint()
@@ -104,7 +104,7 @@ def test_docs_name_old_versions():
     record = {
         **{"device": "a card", "work": "many", "torch": "2", "threads": 1, "when": "2026-01-01T00:00:00"},
         **{"fingerprint": speed.fingerprint(), "first_step": {"cold": 1.0, "cached": 0.1}},
-        "rows": [{"name": "AGD", "ratio": 0.5}, {"name": speed.BASE, "ratio": 1.0}],
+        "rows": [{"name": "AGD", "ratio": 0.5}, {"name": timed.BASE, "ratio": 1.0}],
     }
     assert "not measured on this version" not in docs.speed_block([record])
     assert "| 1000 tensors of 1000 | 0.50 |" in docs.speed_block([record])

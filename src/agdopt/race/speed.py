@@ -1,5 +1,6 @@
 """agdopt speed: whole optimizer steps, timed side by side on this machine."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -19,11 +20,10 @@ import torch
 from torch import Tensor
 
 import agdopt
-from agdopt import AGD
+from agdopt.race import timed
 from agdopt.race.checks import ParityError
 from agdopt.race.parity import gate
 
-BASE = "AdamW fused"
 STEP = (
     *("core/hyper", "core/rule", "torch/optimizer", "torch/gather", "torch/executor", "torch/bucket"),
     *("torch/rounding", "torch/foreach", "torch/cpu", "torch/cpu_kernel", "torch/gpu", "torch/gpu_kernel"),
@@ -32,88 +32,6 @@ WARM_UP = 3
 # Steps of one optimizer before the next one's turn, as in a training loop; but one of a large model, whose
 # tensors a real training drives out of every cache between two steps.
 VISIT, LARGE = 10, 4_000_000
-
-
-def gpt(width: int, layers: int, vocabulary: int, positions: int) -> list[tuple[int, ...]]:
-    block = [(3 * width, width), (3 * width,), (width, width), *[(width,)] * 5]
-    block += [(4 * width, width), (4 * width,), (width, 4 * width), (width,)]
-    return [(vocabulary, width), (positions, width), *block * layers, (width,), (width,)][
-        : 2 + 12 * layers + 2
-    ]
-
-
-def resnet20() -> list[tuple[int, ...]]:
-    shapes: list[tuple[int, ...]] = [(16, 3, 3, 3), (16,), (16,)]
-    before = 16
-    for width in (16, 32, 64):
-        for block in range(3):
-            first = before if block == 0 else width
-            shapes += [(width, first, 3, 3), (width,), (width,), (width, width, 3, 3), (width,), (width,)]
-        before = width
-    return [*shapes, (10, 64), (10,)]
-
-
-def works(device: str) -> dict[str, list[tuple[int, ...]]]:
-    """What is stepped: sizes that a CPU or a GPU is used for."""
-    if device == "cpu":
-        return {
-            "large": [(16_000_000,)],
-            "gpt": gpt(384, 8, 40_000, 256)[:98],
-            "resnet20": resnet20(),
-            "many": [(1000,)] * 1000,
-        }
-    return {
-        "large": [(128 << 20,)],
-        "gpt": gpt(1024, 12, 50_304, 1024)[:146],
-        "resnet20": resnet20(),
-        "many": [(1000,)] * 1000,
-    }
-
-
-@dataclass
-class Candidate:
-    """An optimizer over tensors of its own."""
-
-    name: str
-    build: Callable[[list[torch.nn.Parameter]], Any]
-    dtype: torch.dtype = torch.float32
-
-
-def candidates(everything: bool) -> list[Candidate]:
-    b16, optim = torch.bfloat16, torch.optim
-    found = [
-        Candidate(BASE, lambda p: optim.AdamW(p, fused=True)),
-        Candidate("AGD", lambda p: AGD(p)),
-        Candidate("AGD, bf16 states", lambda p: AGD(p, state_dtype=b16)),
-        Candidate("AGD, all bf16", lambda p: AGD(p, state_dtype=b16), b16),
-        Candidate("AGD foreach", lambda p: AGD(p, foreach=True)),
-        Candidate("AdamW foreach", lambda p: optim.AdamW(p, foreach=True)),
-    ]
-    if everything:
-        found += [
-            Candidate("AGD loop", lambda p: AGD(p, foreach=False)),
-            Candidate("AdamW loop", lambda p: optim.AdamW(p, foreach=False)),
-            Candidate("AdamW fused, all bf16", lambda p: optim.AdamW(p, fused=True), b16),
-            Candidate("Adam fused", lambda p: optim.Adam(p, fused=True)),
-            Candidate("SGD fused, momentum", lambda p: optim.SGD(p, momentum=0.9, fused=True)),
-        ]
-        try:
-            from pytorch_optimizer import AdaBelief, AdaHessian
-        except ImportError:
-            return found
-        found.append(Candidate("AdaBelief", lambda p: AdaBelief(p)))
-        found.append(Candidate("AdaHessian, Hessian given", lambda p: _Given(AdaHessian(p), p)))
-    return found
-
-
-class _Given:
-    """AdaHessian's step alone: its Hessian costs a second backward pass, which belongs to the model."""
-
-    def __init__(self, optimizer: Any, params: list[torch.nn.Parameter]) -> None:
-        self.optimizer, self.hessian = optimizer, [torch.ones_like(p) for p in params]
-
-    def step(self) -> None:
-        self.optimizer.step(hessian=self.hessian)
 
 
 @dataclass
@@ -127,10 +45,10 @@ class Subject:
 
 def measure(work: str, device: str, seconds: float, everything: bool) -> dict[str, Any]:
     """Interleaved rounds over all candidates until `seconds` are over; medians with their p20 and p80."""
-    shapes = works(device)[work]
+    shapes = timed.works(device)[work]
     subjects = []
     sets: dict[torch.dtype, list[list[Tensor]]] = {}
-    for candidate in candidates(everything):
+    for candidate in timed.candidates(everything):
         dtype = candidate.dtype
         params = [torch.nn.Parameter(torch.randn(s, device=device, dtype=dtype) * 0.02) for s in shapes]
         if dtype not in sets:
@@ -203,7 +121,7 @@ def extra_memory(step: Callable[[], Any], device: str) -> int:
         before = torch.cuda.memory_allocated()
         step()
         return torch.cuda.max_memory_allocated() - before
-    with torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
+    with _silent(), torch.profiler.profile(profile_memory=True, acc_events=True) as profile:
         step()
     with tempfile.TemporaryDirectory() as folder:
         profile.export_chrome_trace(f"{folder}/trace.json")
@@ -216,6 +134,19 @@ def extra_memory(step: Callable[[], Any], device: str) -> int:
         held += size
         peak = max(peak, held)
     return peak
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Torch's profiler traces itself on standard error, past Python."""
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 FIRST = """

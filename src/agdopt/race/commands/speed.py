@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from agdopt.race import speed
+from agdopt.race import speed, timed
 from agdopt.race.checks import need
 from agdopt.race.show import table
 
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     device = args.device or ("cuda" if torch.cuda.is_available() else "cpu")
     need(device == "cpu" or torch.cuda.is_available(), "--device cuda: torch sees no GPU here")
-    known = list(speed.works(device))
+    known = list(timed.works(device))
     only = args.only.split(",") if args.only else known
     for work in only:
         need(work in known, f"--only {work}: choose from {', '.join(known)}")
