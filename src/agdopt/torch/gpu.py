@@ -143,6 +143,8 @@ class _Tables:
             self.addresses = _Addresses(self.count, bucket.params[0].device)
             table = self.addresses.table(tuple(addresses), capturing)
         assert table is not None
+        if capturing:
+            _captured.append((self, self.addresses))
         return table
 
 
@@ -163,8 +165,6 @@ def step(bucket: Bucket, o: Options) -> None:
             raise RuntimeError("a CUDA graph is being captured: take one step with these tensors before")
         tables = bucket.memo["tables"] = _Tables(bucket)
     grads = tables.gradients(bucket, capturing)
-    if capturing:
-        _captured.append((tables, tables.addresses))
     if _INTERPRETED or tables.device == torch.cuda.current_device():
         _launch(tables, grads, o)
     else:
