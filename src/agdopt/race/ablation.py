@@ -7,27 +7,28 @@
 AdaBelief's difference is g_t - m_t, another factor and without bias correction. Nothing else to train with.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch import Tensor
 
-from agdopt.core import Hyper, scalars
+from agdopt.core import Hyper, Scalars
+from agdopt.race.variant import Variant
 
 SQUARES, DENOMINATORS = ("difference", "gradient"), ("max", "add")
 
 
-class Ablation(Optimizer):
+class Ablation(Variant):
     def __init__(
         self,
         params: Any,
-        lr: float = 1e-3,
+        lr: float | Tensor = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         delta: float = 1e-8,
         weight_decay: float = 0.0,  # coupled: added to the gradient
         square: str = "difference",
         denominator: str = "max",
+        capturable: bool = False,
     ) -> None:
         if square not in SQUARES or denominator not in DENOMINATORS:
             raise ValueError(
@@ -36,29 +37,14 @@ class Ablation(Optimizer):
             )
         self.hyper = Hyper(*betas, delta)
         self.square, self.denominator = square, denominator
-        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "capturable": capturable})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    state.update(t=0, m=torch.zeros_like(p), b=torch.zeros_like(p))
-                state["t"] += 1
-                k, m, b = scalars(state["t"], self.hyper), state["m"], state["b"]
-                g = p.grad + group["weight_decay"] * p
-                s = g if self.square == "gradient" else k.g * g + k.m * m
-                m.add_(k.w1 * (g - m))
-                b.add_(k.w2 * (s * s - b))
-                # Both in the unit of sqrt(b), as the rule's scale expects.
-                root = b.sqrt()
-                root = root.clamp_(min=k.floor) if self.denominator == "max" else root.add_(k.floor)
-                p.sub_(group["lr"] * k.scale * m / root)
-        return loss
+    def update(self, p: Tensor, g: Tensor, m: Tensor, b: Tensor, k: Scalars, group: dict[str, Any]) -> None:
+        g = g + group["weight_decay"] * p
+        s = g if self.square == "gradient" else k.g * g + k.m * m
+        m.add_(k.w1 * (g - m))
+        b.add_(k.w2 * (s * s - b))
+        # Both in the unit of sqrt(b), as the rule's scale expects.
+        root, floor = b.sqrt(), torch.as_tensor(k.floor, dtype=b.dtype, device=b.device)
+        root = torch.maximum(root, floor) if self.denominator == "max" else root + floor
+        p.sub_(group["lr"] * k.scale * m / root)

@@ -8,19 +8,18 @@
 With none of them this is agdopt.AGDW.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from agdopt.core import Hyper, scalars
+from agdopt.core import Hyper, Scalars
+from agdopt.race.variant import Variant
 
 CAUTIOUS = ("", "plain", "mean")
 
 
-class Candidate(Optimizer):
+class Candidate(Variant):
     def __init__(
         self,
         params: Any,
@@ -40,28 +39,7 @@ class Candidate(Optimizer):
         self.nesterov, self.cautious, self.floor = nesterov, cautious, floor
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "capturable": capturable})
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            for p in group["params"]:
-                if p.grad is None:
-                    continue
-                state = self.state[p]
-                if not state:
-                    home = p.device if group["capturable"] else "cpu"
-                    state.update(step=torch.zeros((), device=home))
-                    state.update(exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
-                state["step"] += 1
-                t: Any = state["step"].double() if group["capturable"] else float(state["step"])
-                self._update(p, p.grad, state["exp_avg"], state["exp_avg_sq"], t, group)
-        return loss
-
-    def _update(self, p: Tensor, g: Tensor, m: Tensor, b: Tensor, t: Any, group: dict[str, Any]) -> None:
-        k = scalars(t, self.hyper, torch) if isinstance(t, Tensor) else scalars(t, self.hyper)
+    def update(self, p: Tensor, g: Tensor, m: Tensor, b: Tensor, k: Scalars, group: dict[str, Any]) -> None:
         s = k.g * g + k.m * m
         m.add_(k.w1 * (g - m))
         b.add_(k.w2 * (s * s - b))
