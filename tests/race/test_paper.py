@@ -12,7 +12,7 @@ from agdopt.race.paper import duel, figures, page
 from agdopt.race.paper.cell import cells
 from agdopt.race.paper.evidence import DONE, NOT_YET, REDUCED, entries, gather, plan_of
 from agdopt.race.paper.finding import CANNOT_TELL, DOES_NOT, HOLDS
-from agdopt.race.paper.listing import line
+from agdopt.race.paper.listing import line, listing
 from agdopt.race.paper.verdict import judge
 from agdopt.race.record import append
 
@@ -316,6 +316,9 @@ def test_the_readme_gets_five_lines(capsys):
             "CIFAR-10 is not there: get it from",
         ),
         (["run", "T4.resnet20", "--optimizers", "agdd"], 2, "did you mean 'agd'"),
+        (["run", "F1.a", "--seeds", "1"], 2, "F1.a takes no --seeds"),
+        (["run", "C1.digits", "--set", "epochs=1"], 2, "C1.digits takes no --set"),
+        (["run", "C1.digits", "--seeds", "a"], 2, "--seeds wants whole numbers"),
         (["list", "--results", "nowhere"], 2, "there is no such folder"),
     ],
 )
@@ -348,3 +351,13 @@ def test_run_trains_and_the_same_command_goes_on(data, tmp_path, monkeypatch, ca
     (row,) = json.loads(capsys.readouterr().out)
     assert (row["status"], row["scale"], row["seeds"], row["verdict"]) == (REDUCED, "reduced", 2, CANNOT_TELL)
     assert "task.images 100" in row["why"]
+
+
+def test_half_written_lines_are_left_out_and_said(tmp_path):
+    """Of a cell that was killed while it wrote; the others' lines count."""
+    for file in ("numerical/records.jsonl", "c1/cells.jsonl"):
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / file).write_text('{"cell": "F1')
+    with pytest.warns(UserWarning, match="the last line is half written"):
+        found = listing(tmp_path, ["F1", "C1"])
+    assert {line.status for line in found} == {NOT_YET}

@@ -25,6 +25,13 @@ def need(ok: bool, message: str) -> None:
         raise PlanError(message)
 
 
+def seeds_of(text: str) -> list[int]:
+    try:
+        return [int(s) for s in text.split(",") if s]
+    except ValueError as e:
+        raise PlanError(f"--seeds wants whole numbers such as 1,2,3, got {text!r}") from e
+
+
 def fields_of(
     cls: type, table: Mapping[str, Any], where: str, hidden: Collection[str] = ()
 ) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from agdopt.race.checks import PlanError
+from agdopt.race.checks import PlanError, seeds_of
 from agdopt.race.driver import Options
 from agdopt.race.optimizers import resolve
 from agdopt.race.plan import Entry, Plan
@@ -49,10 +49,7 @@ def _device(name: str | None) -> torch.device:
 
 
 def _seeds(text: str, plan: Plan) -> list[int]:
-    try:
-        seeds = [int(s) for s in text.split(",") if s]
-    except ValueError as e:
-        raise PlanError(f"--seeds wants whole numbers such as 1,2,3, got {text!r}") from e
+    seeds = seeds_of(text)
     if plan.search and set(seeds) & set(plan.search.seeds):
         raise PlanError(f"--seeds {text}: the search trains with {plan.search.seeds}; final runs need others")
     return seeds

@@ -13,7 +13,6 @@ coordinates beside bhat and the rivals' averages. Two things to know when readin
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,10 +23,11 @@ from typing import Any
 
 import torch
 
-from agdopt.race.checks import need, unknown
+from agdopt.race.checks import PlanError, need, seeds_of, unknown
 from agdopt.race.curvature_report import FILE, Line, judge, lines, picture
 from agdopt.race.hessian import Objective, Signals, compare, flat, mean_of, means
 from agdopt.race.plan import SCALES, canonical, load
+from agdopt.race.record import add_line
 from agdopt.race.recorder import commit, environment, versions
 from agdopt.race.task import make_task
 from agdopt.race.train import STEP, Training, mix
@@ -160,9 +160,7 @@ def run(
             "seconds": round(time.perf_counter() - start, 1),
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        out.mkdir(parents=True, exist_ok=True)
-        with (out / FILE).open("a") as file:
-            file.write(json.dumps(line, allow_nan=False) + "\n")
+        add_line(out / FILE, line)
         known[seed] = line
     return [known[seed] for seed in seeds]
 
@@ -179,13 +177,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     p.add_argument("--seeds", default="", help="1,2,3; default: the plan's")
     args = p.parse_args(argv)
     try:
-        seeds = [int(seed) for seed in args.seeds.split(",")] if args.seeds else []
+        seeds = seeds_of(args.seeds)
         for cell in args.cells or CELLS:
             found = run(cell, args.out, args.data, args.scale, args.device, seeds)
             words, verdict = judge(found)
             print(f"{cell}, {args.scale} scale, {len(found)} seeds: {verdict}. {words}", flush=True)
             picture(found, args.out / f"{cell.lower()}.svg")
-    except ValueError as e:  # PlanError, or a seed that is no number
+    except PlanError as e:
         print(e, file=sys.stderr)
         return 2
     return 0

@@ -1,12 +1,12 @@
 """What the records of C1 say: numbers in words, a verdict, a picture. Pure functions of their lines."""
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from agdopt.race.hessian import RANKED
+from agdopt.race.record import tables
 from agdopt.race.stats import interval, summary
 
 HOLDS, DOES_NOT, CANNOT_TELL = "holds", "does not", "cannot tell"
@@ -21,8 +21,7 @@ Line = Mapping[str, Any]
 
 
 def lines(out: Path) -> list[Line]:
-    path = out / FILE
-    return [json.loads(text) for text in path.read_text().splitlines()] if path.exists() else []
+    return [*tables(out / FILE)]
 
 
 def of(found: Sequence[Line], cell: str) -> list[Line]:

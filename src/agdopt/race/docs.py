@@ -13,6 +13,7 @@ from agdopt.race.numerical.pictures import draw, stale
 from agdopt.race.paper import figures, page
 from agdopt.race.paper.listing import Line, listing
 from agdopt.race.probe_result import adabelief_steps, adam_steps
+from agdopt.race.record import tables
 from agdopt.race.speed import fingerprint
 
 RECORDS, FIGURES = Path("results/numerical/records.jsonl"), Path("docs/figures")
@@ -24,10 +25,6 @@ WORKS = {
     "many": "1000 tensors of 1000",
 }
 SHOWN = ("AGD", "AGD, bf16 states", "AGD, all bf16", "AGD foreach", "AdamW foreach")
-
-
-def records(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def speed_block(found: list[dict[str, Any]]) -> str:
@@ -126,10 +123,10 @@ def pages(root: Path, lines: list[Line]) -> dict[Path, str]:
     found = {
         Path("README.md"): {
             "paper": page.readme(lines),
-            "speed": speed_block(records(root / "results/speed.jsonl")),
+            "speed": speed_block(tables(root / "results/speed.jsonl")),
         },
         Path("docs/from-adamw.md"): {"migration": migration_block()},
-        Path("docs/choosing-delta.md"): {"probe": probe_block(records(root / "results/probe.jsonl"))},
+        Path("docs/choosing-delta.md"): {"probe": probe_block(tables(root / "results/probe.jsonl"))},
     }
     numerical = read(root / RECORDS)
     for name, blocks in BLOCKS.items():

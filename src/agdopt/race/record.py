@@ -86,8 +86,12 @@ def as_json(record: Record) -> dict[str, Any]:
 
 
 def append(path: Path, record: Record) -> None:
+    add_line(path, as_json(record))
+
+
+def add_line(path: Path, table: Mapping[str, Any]) -> None:
     """One locked write, on disk when this returns: runs in other processes may share the file."""
-    line = json.dumps(as_json(record), allow_nan=False) + "\n"
+    line = json.dumps(table, allow_nan=False) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+b") as f:
         _lock(f)
@@ -136,17 +140,26 @@ def _parse(line: str, where: str) -> Record:
         raise RecordError(f"{where} is no record of schema {schema}: {e}") from e
 
 
+def whole_lines(path: Path) -> list[str]:
+    lines = path.read_text("utf-8").split("\n")
+    if lines.pop():
+        # Not moved here: the folder may be read-only, or its writer alive.
+        warnings.warn(f"{path}: the last line is half written; left out", stacklevel=3)
+    return lines
+
+
+def tables(path: Path) -> list[dict[str, Any]]:
+    """Of a file of other records than runs: none where there is no file."""
+    return [json.loads(line) for line in whole_lines(path)] if path.exists() else []
+
+
 def read(*sources: Path) -> dict[Key, Record]:
     """The records of files, or of all *.jsonl below folders, by their key. The first of equal keys counts."""
     files: Iterable[Path] = [f for s in sources for f in (sorted(s.rglob("*.jsonl")) if s.is_dir() else [s])]
     records: dict[Key, Record] = {}
     twice: list[str] = []
     for path in files:
-        lines = path.read_text().split("\n")
-        if lines.pop():
-            # Not moved here: the folder may be read-only, or its writer alive.
-            warnings.warn(f"{path}: the last line is half written; left out", stacklevel=2)
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(whole_lines(path), 1):
             record = _parse(line, f"{path}, line {number}")
             if records.setdefault(record.key, record) is not record:
                 twice.append(f"{record.optimizer} seed {record.seed} in {path}, line {number}")

@@ -209,9 +209,3 @@ def speed(device: str, only: list[str], seconds: float, everything: bool) -> Ite
     head["first_step"] = first_step(device)
     for work in only:
         yield {**head, **measure(work, device, seconds, everything)}
-
-
-def save(record: dict[str, Any], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.write(json.dumps(record) + "\n")

@@ -55,6 +55,11 @@ class Entrant:
         return _median(r.peak_memory for r in self.runs)
 
     @property
+    def state_bytes(self) -> float | None:
+        """What the optimizer keeps between steps."""
+        return _median(r.notes.get("state_bytes") for r in self.runs)
+
+    @property
     def adaptive(self) -> float | None:
         """Share of coordinates that took adaptive steps, at the end."""
         return _median((r.curves.get(ADAPTIVE) or [None])[-1] for r in self.finished)

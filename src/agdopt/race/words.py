@@ -168,6 +168,8 @@ def columns(report: Report) -> dict[str, Callable[[Entrant], str]]:
         table["ms/step"] = lambda e: number(e.seconds_per_step and 1e3 * e.seconds_per_step)
     if any(e.peak_memory for e in entrants):
         table["peak MB"] = lambda e: "–" if e.peak_memory is None else f"{e.peak_memory / 1e6:,.0f}"
+    if any(e.state_bytes for e in entrants):
+        table["state MB"] = lambda e: "–" if e.state_bytes is None else number(e.state_bytes / 1e6)
     if report.goal.target is not None:
         table[f"steps to {report.goal.target:g}"] = lambda e: _reached(e)
         table["seconds"] = lambda e: number(e.reached.seconds if e.reached else None)
@@ -217,6 +219,7 @@ def _row(report: Report, e: Entrant) -> dict[str, Any]:
         "sentence": sentence(report, e),
         "seconds_per_step": e.seconds_per_step,
         "peak_memory": e.peak_memory,
+        "state_bytes": e.state_bytes,
         "target": report.goal.target,
         "reached": to and to.runs,
         "steps_to_target": to and to.steps,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from agdopt.race.checks import PlanError, need
+from agdopt.race.checks import PlanError, need, seeds_of
 from agdopt.race.commands.race import say_what_is_missing, showing
 from agdopt.race.contest import race
 from agdopt.race.paper.cell import Cell, cells, names, select
@@ -79,12 +79,14 @@ def _run(args: argparse.Namespace) -> int:
     quiet()
     chosen = select(args.cells, names())
     for name in [n for n in chosen if n not in cells()]:
+        _refuse(name, args)
         code = max(code, _numerical(name, args))
     trained = [cells()[n] for n in chosen if n in cells()]
     for cell in trained:
         if cell.described:
             print(f"agdopt: {cell.name}: documented by `agdopt paper report`", file=sys.stderr)
         elif cell.judge == "curvature":
+            _refuse(cell.name, args, "seeds", "scale", "data", "device")
             _curvature(cell, args)
     for plan, wanted in _plans(trained, args):
         try:
@@ -97,6 +99,16 @@ def _run(args: argparse.Namespace) -> int:
         if stopped:
             break
     return code
+
+
+def _refuse(name: str, args: argparse.Namespace, *takes: str) -> None:
+    """What is no race takes few of a race's flags, and none is left out in silence."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    usual = {**vars(parser.parse_args([])), "jobs": None, "stand_in": False}
+    given = [k for k, v in usual.items() if k not in takes and getattr(args, k) != v]
+    flags = ", ".join("--" + k.replace("_", "-") for k in given)
+    need(not given, f"{name} takes no {flags}: it is no race; run it in a command of its own")
 
 
 def _numerical(name: str, args: argparse.Namespace) -> int:
@@ -115,8 +127,8 @@ def _curvature(cell: Cell, args: argparse.Namespace) -> None:
     from agdopt.race.paper.listing import CURVATURE
 
     out = args.out or args.results / CURVATURE
-    seeds = [int(seed) for seed in args.seeds.split(",") if seed]
-    found = curvature.run(cell.name, out, args.data, args.scale or "paper", args.device or "", seeds)
+    seeds = seeds_of(args.seeds)
+    found = curvature.run(cell.name, out, args.data, args.scale, args.device or "", seeds)
     words, verdict = curvature_report.judge(found)
     print(f"{cell.name}: {verdict}. {words}", flush=True)
 

@@ -41,8 +41,8 @@ def run(args: argparse.Namespace) -> int:
     from agdopt.race.plan import override
     from agdopt.race.probe import probe
     from agdopt.race.probe_result import SHARES
+    from agdopt.race.record import add_line
     from agdopt.race.recorder import commit, versions
-    from agdopt.race.speed import save
     from agdopt.race.task import make_task
 
     shares = args.share or SHARES
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     made = {"task": table, "batch": args.batch, "seed": args.seed}
     record = {**made, "versions": versions(), "commit": commit(), **found.numbers(args.lr, shares)}
     if args.out:
-        save(record, args.out)
+        add_line(args.out, record)
     if args.json:
         print(json.dumps([record]))
     else:

@@ -9,6 +9,7 @@ import torch
 
 from agdopt.race import speed, timed
 from agdopt.race.checks import need
+from agdopt.race.record import add_line
 from agdopt.race.show import table
 
 
@@ -33,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     records = []
     for record in speed.speed(device, only, args.seconds, args.all):
         if args.out:
-            speed.save(record, args.out)
+            add_line(args.out, record)
         records.append(record)
         if not args.json:
             _show(record, first=len(records) == 1)

@@ -1,6 +1,5 @@
 """All cells of the numerical rows, and their records: one JSON line a cell."""
 
-import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from agdopt.race.numerical import bounds, f1, gradient, lemmas, races, reddi, regret, slips, variance
 from agdopt.race.numerical.cell import Cell
+from agdopt.race.record import add_line, tables
 from agdopt.race.recorder import commit, versions
 
 CELLS: dict[str, Cell] = {
@@ -27,17 +27,13 @@ def run(cell: str, out: Path) -> dict[str, Any]:
         "seconds": round(time.perf_counter() - start, 2),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    line = json.dumps(record, allow_nan=False)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a") as file:
-        file.write(line + "\n")
+    add_line(out, record)
     return record
 
 
 def read(path: Path) -> dict[str, dict[str, Any]]:
     """The newest record of every cell in the file."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    return {record["cell"]: record for record in map(json.loads, lines)}
+    return {record["cell"]: record for record in tables(path)}
 
 
 def listing(records: dict[str, dict[str, Any]]) -> list[dict[str, str]]:
