@@ -51,7 +51,7 @@ def test_the_table_and_a_second_call(capsys):
     assert race("plan.toml", "--jobs", "1") == 0
     said = capsys.readouterr().out
     assert "tiny: No verdict yet: 2 seeds shared with adamw" in said
-    assert Path("runs/tiny/report.html").exists()
+    assert "&quot;trials&quot;: 6" in Path("runs/tiny/report.html").read_text("utf-8")  # the plan's search
     before = Path("runs/tiny/records.jsonl").read_bytes()
     assert race("plan.toml", "--jobs", "1", "--json") == 0
     captured = capsys.readouterr()

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from agdopt.race.checks import PlanError, seeds_of
 from agdopt.race.driver import Options
 from agdopt.race.optimizers import resolve
-from agdopt.race.plan import Entry, Plan
+from agdopt.race.plan import Entry, Plan, canonical
 from agdopt.race.pool import cores
 from agdopt.race.record import Record, read, repair
 from agdopt.race.search import Tuning, sampler_of, trial_plan
@@ -19,7 +20,7 @@ from agdopt.race.show import Show
 from agdopt.race.task import source_of
 from agdopt.race.trainer import Trainer
 
-FINALS, TRIALS = "records.jsonl", "trials.jsonl"
+FINALS, TRIALS, PLAN = "records.jsonl", "trials.jsonl", "plan.json"
 
 
 @dataclass
@@ -55,12 +56,15 @@ def _seeds(text: str, plan: Plan) -> list[int]:
     return seeds
 
 
-def _prepare(out: Path) -> None:
+def _prepare(out: Path, plan: Plan) -> None:
+    # Records hold what decides their numbers; the search and the prose, which a report shows, stand here.
+    told = {k: v for k, v in dataclasses.asdict(plan).items() if v not in (None, "", (), {})}
     try:
         out.mkdir(parents=True, exist_ok=True)
         for file in (FINALS, TRIALS):
             if file == FINALS or (out / file).exists():
                 repair(out / file)
+        (out / PLAN).write_text(json.dumps(canonical(told), indent=1) + "\n", "utf-8")
     except OSError as e:
         raise PlanError(f"cannot write to {out}: {e.strerror}") from e
 
@@ -77,7 +81,7 @@ def race(plan: Plan, args: argparse.Namespace, started: float, show: Show) -> Re
     jobs = args.jobs or (min(cores(), 8) if device.type == "cpu" else 1)
     if jobs < 1:
         raise PlanError(f"--jobs must be >= 1, got {args.jobs}")
-    _prepare(args.out)
+    _prepare(args.out, plan)
     options = Options(
         out=args.out,
         have=tuple(args.have),
